@@ -1,0 +1,1 @@
+//! File systems and anonymous files. Each owns its contents; none resolves paths.

@@ -1,0 +1,37 @@
+//! What a file must offer to be mapped.
+use std::sync::Arc;
+
+use super::AddressSpace;
+use crate::Result;
+use crate::platform::PhysAddr;
+
+/// A page of a mapped object.
+pub enum MappedPage {
+    /// A frame; the caller receives one reference of its own.
+    Frame(PhysAddr),
+    /// A page inside a window that `keep` holds mapped; the caller keeps `keep` for as long as an entry names the page.
+    Window {
+        /// The page.
+        pa: PhysAddr,
+        /// The first page-aligned file offset and the physical address of the whole run that may be mapped ahead with it,
+        /// and its length in pages (pages past the end of the file excluded).
+        run: (u64, PhysAddr, usize),
+        /// Keeps the window mapped.
+        keep: Arc<dyn crate::platform::host::Window>,
+    },
+}
+
+/// An object that can be mapped: a file's contents. Identity (for shared futexes and /proc/PID/maps) is `key`.
+pub trait Mappable: Send + Sync {
+    /// (device, inode) as stat(2) gives them; also the identity for shared futex keys.
+    fn key(&self) -> (u64, u64);
+    /// The page at byte offset `offset` (page-aligned). `write` when a shared mapping is about to be written: the
+    /// object must then give the very page that all sharers see and mark itself changed. EFAULT past the end of the
+    /// object (the program gets SIGBUS).
+    fn page(&self, offset: u64, write: bool) -> Result<MappedPage>;
+    /// Length in bytes now.
+    fn size(&self) -> u64;
+    /// `space` has mapped part of the object (once per space, weakly remembered), so that a truncation can
+    /// call [`AddressSpace::unmap_object`].
+    fn add_mapper(&self, space: &Arc<AddressSpace>);
+}

@@ -1,0 +1,3 @@
+//! Namespaces other than PID, and the credentials that belong to a user namespace.
+pub mod user;
+pub mod uts;

@@ -1,0 +1,110 @@
+//! Credentials (credentials(7)) and capabilities (capabilities(7)). Immutable once shared: a change makes a new value.
+use bitflags::bitflags;
+
+bitflags! {
+    /// A capability set; bit n is capability n of <linux/capability.h>.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    #[allow(missing_docs)]
+    pub struct Caps: u64 {
+        const CHOWN = 1 << 0;
+        const DAC_OVERRIDE = 1 << 1;
+        const DAC_READ_SEARCH = 1 << 2;
+        const FOWNER = 1 << 3;
+        const FSETID = 1 << 4;
+        const KILL = 1 << 5;
+        const SETGID = 1 << 6;
+        const SETUID = 1 << 7;
+        const SETPCAP = 1 << 8;
+        const LINUX_IMMUTABLE = 1 << 9;
+        const NET_BIND_SERVICE = 1 << 10;
+        const NET_BROADCAST = 1 << 11;
+        const NET_ADMIN = 1 << 12;
+        const NET_RAW = 1 << 13;
+        const IPC_LOCK = 1 << 14;
+        const IPC_OWNER = 1 << 15;
+        const SYS_MODULE = 1 << 16;
+        const SYS_RAWIO = 1 << 17;
+        const SYS_CHROOT = 1 << 18;
+        const SYS_PTRACE = 1 << 19;
+        const SYS_PACCT = 1 << 20;
+        const SYS_ADMIN = 1 << 21;
+        const SYS_BOOT = 1 << 22;
+        const SYS_NICE = 1 << 23;
+        const SYS_RESOURCE = 1 << 24;
+        const SYS_TIME = 1 << 25;
+        const SYS_TTY_CONFIG = 1 << 26;
+        const MKNOD = 1 << 27;
+        const LEASE = 1 << 28;
+        const AUDIT_WRITE = 1 << 29;
+        const AUDIT_CONTROL = 1 << 30;
+        const SETFCAP = 1 << 31;
+        const MAC_OVERRIDE = 1 << 32;
+        const MAC_ADMIN = 1 << 33;
+        const SYSLOG = 1 << 34;
+        const WAKE_ALARM = 1 << 35;
+        const BLOCK_SUSPEND = 1 << 36;
+        const AUDIT_READ = 1 << 37;
+        const PERFMON = 1 << 38;
+        const BPF = 1 << 39;
+        const CHECKPOINT_RESTORE = 1 << 40;
+    }
+}
+
+/// Who a task acts as.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct Credentials {
+    pub uid: u32,
+    pub euid: u32,
+    pub suid: u32,
+    pub fsuid: u32,
+    pub gid: u32,
+    pub egid: u32,
+    pub sgid: u32,
+    pub fsgid: u32,
+    pub groups: Vec<u32>,
+    pub permitted: Caps,
+    pub effective: Caps,
+    pub inheritable: Caps,
+    pub bounding: Caps,
+    pub ambient: Caps,
+    pub securebits: u32,
+    pub no_new_privs: bool,
+    pub keep_caps: bool,
+}
+
+impl Credentials {
+    /// A process of `uid`:`gid`; root has all capabilities, others none.
+    pub fn new(uid: u32, gid: u32, groups: Vec<u32>) -> Credentials {
+        let caps = if uid == 0 { Caps::all() } else { Caps::empty() };
+        Credentials {
+            uid,
+            euid: uid,
+            suid: uid,
+            fsuid: uid,
+            gid,
+            egid: gid,
+            sgid: gid,
+            fsgid: gid,
+            groups,
+            permitted: caps,
+            effective: caps,
+            inheritable: Caps::empty(),
+            bounding: Caps::all(),
+            ambient: Caps::empty(),
+            securebits: 0,
+            no_new_privs: false,
+            keep_caps: false,
+        }
+    }
+
+    /// Whether all of `caps` are effective.
+    pub fn has(&self, caps: Caps) -> bool {
+        self.effective.contains(caps)
+    }
+
+    /// Whether the file-system group or a supplementary group is `gid`.
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.fsgid == gid || self.groups.contains(&gid)
+    }
+}

@@ -1,0 +1,29 @@
+//! The UTS namespace: host and domain name (uts_namespaces(7)).
+use crate::lock::{Mutex, Rank};
+
+/// Host and domain name.
+pub struct UtsNamespace {
+    names: Mutex<(Vec<u8>, Vec<u8>)>,
+}
+
+impl UtsNamespace {
+    /// A namespace with the given host name and the domain name `(none)`.
+    pub fn new(hostname: Vec<u8>) -> UtsNamespace {
+        UtsNamespace { names: Mutex::new(Rank::Leaf, (hostname, b"(none)".to_vec())) }
+    }
+
+    /// Host name and domain name.
+    pub fn names(&self) -> (Vec<u8>, Vec<u8>) {
+        self.names.lock().clone()
+    }
+
+    /// Changes the host name.
+    pub fn set_hostname(&self, name: Vec<u8>) {
+        self.names.lock().0 = name;
+    }
+
+    /// Changes the domain name.
+    pub fn set_domainname(&self, name: Vec<u8>) {
+        self.names.lock().1 = name;
+    }
+}

@@ -1,0 +1,260 @@
+//! The traits between the sentry and the machine. The vmm implements them over KVM; tests implement them in plain memory.
+//! This module holds types and traits only, never behaviour.
+use core::any::Any;
+use std::sync::Arc;
+
+use bitflags::bitflags;
+use guest_abi::Errno;
+
+pub mod host;
+
+/// A guest-physical address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct PhysAddr(pub u64);
+
+/// A range of guest-physical memory inside one contiguous host mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PhysRange {
+    /// First byte.
+    pub addr: PhysAddr,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// The registers of a guest thread as the program sees them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct UserContext {
+    pub rax: u64,
+    pub rbx: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    pub rbp: u64,
+    pub rsp: u64,
+    pub r8: u64,
+    pub r9: u64,
+    pub r10: u64,
+    pub r11: u64,
+    pub r12: u64,
+    pub r13: u64,
+    pub r14: u64,
+    pub r15: u64,
+    pub rip: u64,
+    pub rflags: u64,
+    pub fs_base: u64,
+    pub gs_base: u64,
+    /// The system call number while one is being served or may yet restart; u64::MAX otherwise.
+    pub orig_rax: u64,
+}
+
+/// Why the guest stopped running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// A SYSCALL instruction. `rip` is the instruction after it; `rcx` and `r11` hold rip and rflags as on hardware;
+    /// `rax` holds the number.
+    Syscall,
+    /// A processor exception with Linux's view of it. `rip` is at the faulting instruction, or after a trap (#BP, #OF, #DB).
+    /// `int n` that hardware turns into #GP is reported as #GP on every KVM.
+    Exception {
+        /// 0..=31, Intel SDM volume 3, table 6-1.
+        vector: u8,
+        /// The error code, 0 where the vector has none.
+        error: u32,
+        /// CR2, for #PF.
+        cr2: u64,
+    },
+    /// Kicked: look at signals and the run queue.
+    Interrupted,
+    /// The host could not supply the memory behind a present entry (a truncated file window, host memory exhausted).
+    BusError {
+        /// The guest-physical address where KVM tells it.
+        at: Option<PhysAddr>,
+    },
+    /// The virtual CPU cannot go on (KVM's own error). The text names it. The task is to be killed.
+    Broken(&'static str),
+}
+
+bitflags! {
+    /// Rights and properties of a leaf page-table entry. Present entries are always readable.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct PteFlags: u16 {
+        /// Writable.
+        const WRITE = 1;
+        /// Executable.
+        const EXEC = 2;
+        /// The entry owns one reference to the frame; without it the address is borrowed (a file window).
+        const OWNED = 4;
+        /// Not accessible by the program though kept (PROT_NONE over populated memory): stored as a non-present entry.
+        const NONE = 8;
+    }
+}
+
+/// A 4 KiB leaf entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pte {
+    /// Page-aligned.
+    pub pa: PhysAddr,
+    /// Rights.
+    pub flags: PteFlags,
+}
+
+/// The page tables of one address space. The VMA tree is the truth; this is its cache. Callers serialize changes to one
+/// address by the address space's lock; lookups may race with changes elsewhere.
+pub trait GuestSpace: Send + Sync + Any {
+    /// The entry that maps `va`, if any (entries with NONE included).
+    fn lookup(&self, va: u64) -> Option<Pte>;
+
+    /// Stores an entry that was absent, or gives an entry with the same `pa` more rights. No shootdown is needed or done.
+    /// ENOMEM when no page-table page can be had.
+    fn map(&self, va: u64, pte: Pte) -> Result<(), Errno>;
+
+    /// Visits every stored entry in `start..end` (page-aligned, ascending) and stores what `visit` answers (None clears).
+    /// Cost is in proportion to page-table pages present, not to the range. Before it returns, no vCPU can use an old
+    /// translation of an entry that was removed, moved or lost rights: frames taken out may be released after it.
+    fn update(&self, start: u64, end: u64, visit: &mut dyn FnMut(u64, Pte) -> Option<Pte>);
+
+    /// For the platform's own downcast.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Guest-physical memory: reference-counted 4 KiB frames, and byte access to frames and windows.
+///
+/// Access never faults the host: memory that the host cannot supply gives EFAULT.
+pub trait Memory: Send + Sync {
+    /// A zeroed frame with one reference. ENOMEM beyond the sandbox's limit.
+    fn alloc(&self) -> Result<PhysAddr, Errno>;
+
+    /// `count` frames at consecutive addresses where possible: appends whole runs `(start, pages)` to `out` until `count`
+    /// pages are had; all zeroed and populated, one reference each. On ENOMEM nothing is appended.
+    fn alloc_many(&self, count: usize, out: &mut Vec<(PhysAddr, usize)>) -> Result<(), Errno>;
+
+    /// One more reference to an allocated frame.
+    fn share(&self, pa: PhysAddr);
+
+    /// One reference less for each; the last one frees the frame.
+    fn release(&self, frames: &[PhysAddr]);
+
+    /// References to a frame.
+    fn references(&self, pa: PhysAddr) -> u32;
+
+    /// Copies out of memory; may cross frames that are contiguous.
+    fn read(&self, pa: PhysAddr, buf: &mut [u8]) -> Result<(), Errno>;
+
+    /// Copies into memory.
+    fn write(&self, pa: PhysAddr, buf: &[u8]) -> Result<(), Errno>;
+
+    /// Zeroes memory.
+    fn zero(&self, pa: PhysAddr, len: usize) -> Result<(), Errno>;
+
+    /// Copies one page.
+    fn copy_page(&self, from: PhysAddr, to: PhysAddr) -> Result<(), Errno>;
+
+    /// Atomically loads an aligned u32 (sequentially consistent).
+    fn load_u32(&self, pa: PhysAddr) -> Result<u32, Errno>;
+
+    /// Atomically replaces an aligned u32 if it equals `old`; gives the value found.
+    fn compare_exchange_u32(&self, pa: PhysAddr, old: u32, new: u32) -> Result<u32, Errno>;
+
+    /// Bytes in allocated frames now.
+    fn used(&self) -> u64;
+
+    /// The largest `used` so far.
+    fn peak(&self) -> u64;
+
+    /// The limit on `used`, bytes.
+    fn limit(&self) -> u64;
+}
+
+/// The floating-point and vector state of one guest thread, kept in the vCPU until something else needs it.
+pub trait Fpu: Send + Sync + Any {
+    /// The state in the processor's standard (non-compacted) XSAVE format, as a signal frame carries it. Its length is
+    /// [`Platform::xsave_len`].
+    fn read(&self) -> Vec<u8>;
+
+    /// Replaces the state. EINVAL for an image the processor would refuse (reserved MXCSR or XSTATE_BV bits).
+    fn write(&self, image: &[u8]) -> Result<(), Errno>;
+
+    /// Back to the state of a fresh process.
+    fn reset(&self);
+
+    /// For the platform's own downcast.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Parameters that turn the guest's TSC into nanoseconds: `base_ns + (((tsc - base_tsc) * mult) >> shift)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct TscClock {
+    /// The guest's TSC at the base.
+    pub base_tsc: u64,
+    /// CLOCK_MONOTONIC at the base, ns.
+    pub base_mono: u64,
+    /// CLOCK_REALTIME minus CLOCK_MONOTONIC, ns.
+    pub real_offset: i64,
+    /// Multiplier.
+    pub mult: u32,
+    /// Right shift after multiplication.
+    pub shift: u32,
+}
+
+/// The machine.
+pub trait Platform: Send + Sync + 'static {
+    /// Workers, each with one vCPU; what the guest sees as CPUs.
+    fn cpus(&self) -> usize;
+
+    /// Guest-physical memory.
+    fn memory(&self) -> &dyn Memory;
+
+    /// An empty address space.
+    fn new_space(&self) -> Result<Arc<dyn GuestSpace>, Errno>;
+
+    /// A thread's vector state, fresh.
+    fn new_fpu(&self) -> Arc<dyn Fpu>;
+
+    /// Bytes of the standard-format XSAVE image of the features the guest may use.
+    fn xsave_len(&self) -> usize;
+
+    /// XCR0 of the guest: the features in the image.
+    fn xcr0(&self) -> u64;
+
+    /// Auxiliary vector AT_HWCAP (CPUID.1:EDX) and AT_HWCAP2 (bit 1: FSGSBASE) as the guest's CPUID has them.
+    fn hwcap(&self) -> (u64, u64);
+
+    /// Runs the guest on the calling worker's vCPU until something needs the sentry. Only called on a worker thread.
+    /// A non-canonical or monitor-owned `rip` is the caller's to refuse; here it ends as an exception or as Broken.
+    fn enter(&self, space: &dyn GuestSpace, ctx: &mut UserContext, fpu: &dyn Fpu) -> Exit;
+
+    /// Makes the worker `cpu` leave the guest soon, or skip its next entry, with [`Exit::Interrupted`]. Never lost: a kick
+    /// that races with `enter` acts on that entry.
+    fn kick(&self, cpu: usize);
+
+    /// Kicks `cpu` once after `ns`; None disarms. Cheap when unchanged.
+    fn set_preemption(&self, cpu: usize, ns: Option<u64>);
+
+    /// Blocks the calling worker until `unpark(cpu)`; an unpark since the last park returns at once. The platform saves
+    /// what the idle vCPU still holds of a task first.
+    fn park(&self, cpu: usize);
+
+    /// Wakes a parked worker.
+    fn unpark(&self, cpu: usize);
+
+    /// CLOCK_MONOTONIC, ns; agrees with what the guest computes by [`Platform::tsc_clock`].
+    fn monotonic(&self) -> u64;
+
+    /// CLOCK_REALTIME, ns since 1970.
+    fn realtime(&self) -> u64;
+
+    /// The current clock parameters, or None where the guest's TSC cannot serve as a clock.
+    fn tsc_clock(&self) -> Option<TscClock>;
+
+    /// Asks for one call of `Kernel::on_deadline` at monotonic time `at`; replaces the earlier request; None cancels.
+    fn set_deadline(&self, at: Option<u64>);
+
+    /// Fills with cryptographically secure random bytes.
+    fn random(&self, buf: &mut [u8]);
+
+    /// The `cpu`'s number as the guest's vDSO finds it: the platform keeps it at the start of each vCPU's mailbox page
+    /// (a little-endian u32 at `guest_abi::layout::MAILBOX_PAGE`), readable by the program if this is true.
+    fn mailbox_readable(&self) -> bool;
+}

@@ -1,0 +1,5 @@
+//! The system call layer: decodes, calls, encodes. Holds no policy.
+//!
+//! Each area file offers `ROWS`; [`table::TABLE_AREAS`] lists the areas.
+pub mod args;
+pub mod table;

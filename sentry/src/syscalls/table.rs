@@ -1,0 +1,148 @@
+//! The table of system calls: one row a call. Dispatch, trace, statistics and `docs/SYSCALLS.md` derive from it.
+use core::future::Future;
+use core::pin::Pin;
+use std::sync::{Arc, OnceLock};
+
+use super::args::ArgKind;
+use crate::Result;
+use crate::task::Task;
+
+/// A call being served.
+pub struct Call<'a> {
+    /// Who calls.
+    pub task: &'a Arc<Task>,
+    /// The number.
+    pub nr: u64,
+    /// rdi, rsi, rdx, r10, r8, r9.
+    pub args: [u64; 6],
+}
+
+/// The future of a call that blocks.
+pub type SlowCall<'a> = Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>;
+
+/// How a call is served.
+#[derive(Clone, Copy)]
+pub enum Handler {
+    /// Never blocks.
+    Fast(fn(&Call<'_>) -> Result<u64>),
+    /// May block.
+    Slow(for<'a> fn(&'a Call<'a>) -> SlowCall<'a>),
+    /// `fast` answers, or gives None where it would block; then `slow` serves the call from its beginning.
+    Both {
+        /// The first attempt.
+        fast: fn(&Call<'_>) -> Result<Option<u64>>,
+        /// The blocking form.
+        slow: for<'a> fn(&'a Call<'a>) -> SlowCall<'a>,
+    },
+}
+
+/// How complete a call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// As in Linux, as far as the sandbox has the objects.
+    Full,
+    /// The note says what is missing; what is missing gives Linux's error.
+    Partial,
+}
+
+/// An argument's name and print form.
+#[derive(Clone, Copy, Debug)]
+pub struct ArgSpec {
+    /// Name as in the man page.
+    pub name: &'static str,
+    /// Print form.
+    pub kind: ArgKind,
+}
+
+/// A row.
+pub struct Row {
+    /// The number on x86-64.
+    pub nr: u32,
+    /// The name as in the man page.
+    pub name: &'static str,
+    /// Arguments.
+    pub args: &'static [ArgSpec],
+    /// Code.
+    pub handler: Handler,
+    /// Completeness.
+    pub level: Level,
+    /// What is missing or particular.
+    pub note: &'static str,
+}
+
+/// Makes a [`Row`]: `row!(39, getpid(), fast ids::getpid, Full)`, or `slow f` for an `async fn`, or `both f, g`; the handler
+/// takes `&Arc<Task>` and the typed arguments. A note may follow the level: `row!(…, Partial, "no MAP_HUGETLB")`.
+#[macro_export]
+macro_rules! row {
+    ($nr:expr, $name:ident ( $($arg:ident : $ty:ty),* $(,)? ), fast $f:path, $level:ident $(, $note:expr)?) => {
+        $crate::row!(@row $nr, $name ($($arg: $ty),*), $crate::row!(@fast $f, ($($arg: $ty),*)), $level $(, $note)?)
+    };
+    ($nr:expr, $name:ident ( $($arg:ident : $ty:ty),* $(,)? ), slow $f:path, $level:ident $(, $note:expr)?) => {
+        $crate::row!(@row $nr, $name ($($arg: $ty),*), $crate::row!(@slow $f, ($($arg: $ty),*)), $level $(, $note)?)
+    };
+    ($nr:expr, $name:ident ( $($arg:ident : $ty:ty),* $(,)? ), both $f:path, $g:path, $level:ident $(, $note:expr)?) => {
+        $crate::row!(@row $nr, $name ($($arg: $ty),*), $crate::row!(@both $f, $g, ($($arg: $ty),*)), $level $(, $note)?)
+    };
+    (@fast $f:path, ($($arg:ident : $ty:ty),*)) => {
+        $crate::syscalls::table::Handler::Fast(|call| {
+            let mut _args = call.args.into_iter();
+            $(let $arg = <$ty as $crate::syscalls::args::FromArg>::from_arg(_args.next().unwrap_or(0));)*
+            $f(call.task, $($arg),*)
+        })
+    };
+    (@slow $f:path, ($($arg:ident : $ty:ty),*)) => {
+        $crate::syscalls::table::Handler::Slow(|call| {
+            let mut _args = call.args.into_iter();
+            $(let $arg = <$ty as $crate::syscalls::args::FromArg>::from_arg(_args.next().unwrap_or(0));)*
+            Box::pin($f(call.task, $($arg),*))
+        })
+    };
+    (@both $f:path, $g:path, ($($arg:ident : $ty:ty),*)) => {
+        $crate::syscalls::table::Handler::Both {
+            fast: |call| {
+                let mut _args = call.args.into_iter();
+                $(let $arg = <$ty as $crate::syscalls::args::FromArg>::from_arg(_args.next().unwrap_or(0));)*
+                $f(call.task, $($arg),*)
+            },
+            slow: |call| {
+                let mut _args = call.args.into_iter();
+                $(let $arg = <$ty as $crate::syscalls::args::FromArg>::from_arg(_args.next().unwrap_or(0));)*
+                Box::pin($g(call.task, $($arg),*))
+            },
+        }
+    };
+    (@row $nr:expr, $name:ident ($($arg:ident : $ty:ty),*), $handler:expr, $level:ident $(, $note:expr)?) => {
+        $crate::syscalls::table::Row {
+            nr: $nr,
+            name: stringify!($name),
+            args: &[$($crate::syscalls::table::ArgSpec {
+                name: stringify!($arg),
+                kind: <$ty as $crate::syscalls::args::FromArg>::KIND,
+            }),*],
+            handler: $handler,
+            level: $crate::syscalls::table::Level::$level,
+            note: concat!("" $(, $note)?),
+        }
+    };
+}
+
+/// The areas, each with its rows.
+pub const TABLE_AREAS: &[&[Row]] = &[];
+
+/// One more than the largest number served.
+pub const TABLE_LEN: usize = 512;
+
+/// The row of a number.
+pub fn row(nr: u64) -> Option<&'static Row> {
+    static TABLE: OnceLock<Vec<Option<&'static Row>>> = OnceLock::new();
+    let table = TABLE.get_or_init(|| {
+        let mut table = vec![None; TABLE_LEN];
+        for row in TABLE_AREAS.iter().copied().flatten() {
+            if let Some(slot) = table.get_mut(row.nr as usize) {
+                *slot = Some(row);
+            }
+        }
+        table
+    });
+    usize::try_from(nr).ok().and_then(|n| table.get(n).copied().flatten())
+}

@@ -1,0 +1,4 @@
+//! Thread groups: processes.
+
+/// A process.
+pub struct ThreadGroup {}

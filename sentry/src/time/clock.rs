@@ -1,0 +1,1 @@
+//! Clocks as the guest sees them.

@@ -1,0 +1,244 @@
+//! Open file descriptions (open(2)) and what the object behind one can do.
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bitflags::bitflags;
+use linux_raw_sys::general as raw;
+
+use super::PathRef;
+use crate::event::{Events, WaitQueue};
+use crate::lock::{Mutex, Rank};
+use crate::mm::space::MappedFile;
+use crate::mm::{AddressSpace, IoDest, IoSource, Mappable};
+use crate::ns::user::Credentials;
+use crate::platform::host::AttrChange;
+use crate::{Errno, Result};
+
+bitflags! {
+    /// O_* of open(2), x86-64 values. The access mode is in the low two bits ([`OpenFlags::access`]).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    #[allow(missing_docs)]
+    pub struct OpenFlags: u32 {
+        const WRONLY = raw::O_WRONLY;
+        const RDWR = raw::O_RDWR;
+        const CREAT = raw::O_CREAT;
+        const EXCL = raw::O_EXCL;
+        const NOCTTY = raw::O_NOCTTY;
+        const TRUNC = raw::O_TRUNC;
+        const APPEND = raw::O_APPEND;
+        const NONBLOCK = raw::O_NONBLOCK;
+        const DSYNC = raw::O_DSYNC;
+        const ASYNC = raw::FASYNC;
+        const DIRECT = raw::O_DIRECT;
+        const LARGEFILE = raw::O_LARGEFILE;
+        const DIRECTORY = raw::O_DIRECTORY;
+        const NOFOLLOW = raw::O_NOFOLLOW;
+        const NOATIME = raw::O_NOATIME;
+        const CLOEXEC = raw::O_CLOEXEC;
+        const SYNC = raw::O_SYNC;
+        const PATH = raw::O_PATH;
+        const TMPFILE = raw::O_TMPFILE;
+    }
+}
+
+impl OpenFlags {
+    /// Whether reading is allowed.
+    pub fn readable(self) -> bool {
+        self.bits() & 3 == 0 || self.bits() & 3 == 2
+    }
+    /// Whether writing is allowed.
+    pub fn writable(self) -> bool {
+        matches!(self.bits() & 3, 1 | 2)
+    }
+}
+
+/// Who performs an operation, as far as the VFS and what lies below may know. `task::Task` implements it.
+pub trait Caller: Send + Sync + Any {
+    /// Memory of the caller.
+    fn space(&self) -> Result<Arc<AddressSpace>>;
+    /// Credentials of the caller.
+    fn credentials(&self) -> Arc<Credentials>;
+    /// For downcasts to `task::Task` in `fs`.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Receives directory entries.
+pub trait DirSink {
+    /// Takes an entry; false when full (the entry was not taken). `next` is the position after this entry, `kind` a DT_* value.
+    fn add(&mut self, name: &[u8], ino: u64, kind: u8, next: u64) -> bool;
+}
+
+/// What an open object can do. Defaults are Linux's answers for an object without the operation. No operation blocks: one
+/// that would gives EAGAIN, and the system call waits on [`FileOps::wait_queue`] and tries again.
+#[allow(unused_variables)]
+pub trait FileOps: Send + Sync + Any {
+    /// Reads at `pos` (ignored by streams).
+    fn read(&self, file: &File, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
+        Err(Errno::EINVAL)
+    }
+    /// Writes at `pos` (ignored by streams). With O_APPEND the object finds the end itself and the file position follows
+    /// from [`FileOps::append_position`].
+    fn write(&self, file: &File, src: &mut IoSource<'_>, pos: u64) -> Result<usize> {
+        Err(Errno::EINVAL)
+    }
+    /// Whether it has a position (pread, lseek); streams do not.
+    fn seekable(&self) -> bool {
+        false
+    }
+    /// Length, for SEEK_END and O_APPEND.
+    fn size(&self) -> Result<u64> {
+        Err(Errno::ESPIPE)
+    }
+    /// lseek(2) given the current position; the default serves SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA, SEEK_HOLE.
+    fn seek(&self, file: &File, pos: u64, offset: i64, whence: u32) -> Result<u64> {
+        super::path::default_seek(self.seekable(), || self.size(), pos, offset, whence)
+    }
+    /// Readiness now.
+    fn poll(&self, file: &File) -> Events {
+        Events::READABLE | Events::WRITABLE
+    }
+    /// The queue that fires when readiness may have changed. None: always ready.
+    fn wait_queue(&self) -> Option<Arc<WaitQueue>> {
+        None
+    }
+    /// About to wait for `events`: host-backed objects arm their readiness here.
+    fn arm(&self, events: Events) {}
+    /// ioctl(2) other than FIOCLEX, FIONCLEX, FIONBIO, FIOASYNC, which the system call serves.
+    fn ioctl(&self, file: &File, caller: &dyn Caller, request: u32, arg: u64) -> Result<u64> {
+        Err(Errno::ENOTTY)
+    }
+    /// Feeds entries from position `pos` on, `.` and `..` included; gives the position to continue at.
+    fn read_dir(&self, file: &File, caller: &dyn Caller, pos: u64, sink: &mut dyn DirSink) -> Result<u64> {
+        Err(Errno::ENOTDIR)
+    }
+    /// What mmap(2) maps.
+    fn mappable(&self) -> Result<Arc<dyn Mappable>> {
+        Err(Errno::ENODEV)
+    }
+    /// ftruncate(2).
+    fn truncate(&self, len: u64) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
+    /// fallocate(2).
+    fn allocate(&self, mode: u32, offset: u64, len: u64) -> Result<()> {
+        Err(Errno::ENODEV)
+    }
+    /// fsync(2), fdatasync(2).
+    fn sync(&self, data_only: bool) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
+    /// stat of an object that has no path (pipes, sockets, anonymous inodes); None: the dentry's inode answers.
+    fn stat(&self) -> Option<Result<guest_abi::types::Stat>> {
+        None
+    }
+    /// Attribute change of an object that has no path.
+    fn set_attr(&self, change: &AttrChange) -> Option<Result<()>> {
+        None
+    }
+    /// A descriptor of this description was closed (close(2)'s flush).
+    fn flush(&self, file: &File) {}
+    /// The last descriptor and mapping are gone.
+    fn release(&self, file: &File) {}
+    /// The link text in /proc/PID/fd for an object without a path, such as `pipe:[12]`.
+    fn proc_name(&self) -> Vec<u8> {
+        b"anon_inode:[unknown]".to_vec()
+    }
+    /// Lines for /proc/PID/fdinfo/N after pos, flags, mnt_id, ino.
+    fn fdinfo(&self) -> Vec<u8> {
+        Vec::new()
+    }
+    /// For downcasts.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// An open file description.
+pub struct File {
+    ops: Arc<dyn FileOps>,
+    path: Option<PathRef>,
+    flags: AtomicU32,
+    pos: Mutex<u64>,
+    owner: Mutex<FileOwner>,
+}
+
+/// F_SETOWN, F_SETSIG state (fcntl(2)).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FileOwner {
+    /// F_OWNER_* type and id; (0, 0) is none.
+    pub kind: i32,
+    /// Id in the setter's PID namespace.
+    pub id: i32,
+    /// F_SETSIG.
+    pub signal: i32,
+}
+
+impl File {
+    /// A new description. `path` is None for objects without one.
+    pub fn new(ops: Arc<dyn FileOps>, path: Option<PathRef>, flags: OpenFlags) -> Arc<File> {
+        Arc::new(File {
+            ops,
+            path,
+            flags: AtomicU32::new(flags.bits()),
+            pos: Mutex::new(Rank::FilePosition, 0),
+            owner: Mutex::new(Rank::Leaf, FileOwner::default()),
+        })
+    }
+
+    /// The object.
+    pub fn ops(&self) -> &Arc<dyn FileOps> {
+        &self.ops
+    }
+
+    /// The object as a concrete type.
+    pub fn downcast<T: 'static>(&self) -> Option<&T> {
+        self.ops.as_any().downcast_ref()
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> Option<&PathRef> {
+        self.path.as_ref()
+    }
+
+    /// Access mode and status flags (F_GETFL).
+    pub fn flags(&self) -> OpenFlags {
+        OpenFlags::from_bits_retain(self.flags.load(Ordering::Relaxed))
+    }
+
+    /// Changes status flags (F_SETFL): only those in `mask`.
+    pub fn set_flags(&self, value: OpenFlags, mask: OpenFlags) {
+        let _ = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+            Some((old & !mask.bits()) | (value.bits() & mask.bits()))
+        });
+    }
+
+    /// Whether O_NONBLOCK is set.
+    pub fn nonblocking(&self) -> bool {
+        self.flags().contains(OpenFlags::NONBLOCK)
+    }
+
+    /// The position, locked for the length of a read or write as POSIX asks.
+    pub fn position(&self) -> crate::lock::MutexGuard<'_, u64> {
+        self.pos.lock()
+    }
+
+    /// F_SETOWN state.
+    pub fn owner(&self) -> crate::lock::MutexGuard<'_, FileOwner> {
+        self.owner.lock()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let ops = self.ops.clone();
+        ops.release(self);
+    }
+}
+
+impl MappedFile for File {
+    fn maps_path(&self) -> Vec<u8> {
+        self.path.as_ref().map_or_else(|| self.ops.proc_name(), PathRef::absolute)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

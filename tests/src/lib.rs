@@ -1,0 +1,1 @@
+//! Harness for guest programs and repository checks.

@@ -1,0 +1,1 @@
+//! bartizan's virtual machine monitor: KVM, guest memory, page tables, vCPU workers, host files, jail, command line.

@@ -1,0 +1,2 @@
+//! The `bartizan` command.
+fn main() {}
