@@ -7,6 +7,8 @@ use bitflags::bitflags;
 use guest_abi::Errno;
 
 pub mod host;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 
 /// A guest-physical address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
