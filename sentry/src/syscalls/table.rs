@@ -146,3 +146,21 @@ pub fn row(nr: u64) -> Option<&'static Row> {
     });
     usize::try_from(nr).ok().and_then(|n| table.get(n).copied().flatten())
 }
+
+/// The row of a name.
+pub fn by_name(name: &str) -> Option<&'static Row> {
+    TABLE_AREAS.iter().copied().flatten().find(|row| row.name == name)
+}
+
+/// The name of a number, served or not; empty for a number Linux does not use.
+pub fn name(nr: u64) -> &'static str {
+    match row(nr) {
+        Some(row) => row.name,
+        None => super::names::NAMES.iter().find(|&&(n, _)| u64::from(n) == nr).map_or("", |&(_, name)| name),
+    }
+}
+
+/// Names of the calls Linux has and the table has not.
+pub fn absent_names() -> impl Iterator<Item = &'static str> {
+    super::names::NAMES.iter().filter(|&&(nr, _)| row(u64::from(nr)).is_none()).map(|&(_, name)| name)
+}

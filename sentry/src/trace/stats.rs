@@ -1,0 +1,120 @@
+//! Counters of one sandbox: exits by reason, system calls by number, faults. Sharded by worker so that counting never meets.
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Numbers counted one by one; larger ones are counted together.
+const NUMBERS: usize = 512;
+
+/// Why the guest left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+#[allow(missing_docs)]
+pub enum ExitReason {
+    Syscall,
+    PageFault,
+    OtherException,
+    Interrupted,
+    BusError,
+    Broken,
+}
+
+impl ExitReason {
+    /// All reasons with the names that reports use.
+    pub const ALL: [(ExitReason, &'static str); 6] = [
+        (ExitReason::Syscall, "syscall"),
+        (ExitReason::PageFault, "page_fault"),
+        (ExitReason::OtherException, "other_exception"),
+        (ExitReason::Interrupted, "interrupted"),
+        (ExitReason::BusError, "bus_error"),
+        (ExitReason::Broken, "broken"),
+    ];
+}
+
+struct Shard {
+    syscalls: Box<[AtomicU64]>,
+    beyond: AtomicU64,
+    exits: [AtomicU64; ExitReason::ALL.len()],
+    context_switches: AtomicU64,
+}
+
+/// Counters of one sandbox.
+pub struct Stats {
+    shards: Vec<Shard>,
+}
+
+impl Stats {
+    /// Zeroed counters for `cpus` workers.
+    pub fn new(cpus: usize) -> Stats {
+        let shard = || Shard {
+            syscalls: (0..NUMBERS).map(|_| AtomicU64::new(0)).collect(),
+            beyond: AtomicU64::new(0),
+            exits: Default::default(),
+            context_switches: AtomicU64::new(0),
+        };
+        Stats { shards: (0..cpus.max(1)).map(|_| shard()).collect() }
+    }
+
+    fn add(&self, cpu: usize, counter: impl FnOnce(&Shard) -> &AtomicU64) {
+        if let Some(shard) = self.shards.get(cpu).or(self.shards.first()) {
+            counter(shard).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {
+        self.shards.iter().map(|s| counter(s).load(Ordering::Relaxed)).sum()
+    }
+
+    /// Counts a system call made on worker `cpu`.
+    pub fn syscall(&self, cpu: usize, nr: u64) {
+        let index = usize::try_from(nr).unwrap_or(usize::MAX);
+        self.add(cpu, |s| s.syscalls.get(index).unwrap_or(&s.beyond));
+    }
+
+    /// Counts an exit on worker `cpu`.
+    pub fn exit(&self, cpu: usize, reason: ExitReason) {
+        self.add(cpu, |s| &s.exits[reason as usize]);
+    }
+
+    /// Counts a switch to another task on worker `cpu`.
+    pub fn context_switch(&self, cpu: usize) {
+        self.add(cpu, |s| &s.context_switches);
+    }
+
+    /// Exits of one kind so far.
+    pub fn exits(&self, reason: ExitReason) -> u64 {
+        self.sum(|s| &s.exits[reason as usize])
+    }
+
+    /// Context switches so far.
+    pub fn context_switches(&self) -> u64 {
+        self.sum(|s| &s.context_switches)
+    }
+
+    /// `(number, calls)` of every number called so far, ascending; numbers of 512 and more stand together under `u64::MAX`.
+    pub fn syscalls(&self) -> Vec<(u64, u64)> {
+        let mut out: Vec<(u64, u64)> = (0..NUMBERS)
+            .map(|nr| (nr as u64, self.sum(|s| s.syscalls.get(nr).unwrap_or(&s.beyond))))
+            .filter(|&(_, count)| count > 0)
+            .collect();
+        let beyond = self.sum(|s| &s.beyond);
+        if beyond > 0 {
+            out.push((u64::MAX, beyond));
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_by_number_and_beyond() {
+        let stats = Stats::new(2);
+        stats.syscall(0, 39);
+        stats.syscall(1, 39);
+        stats.syscall(7, 600);
+        stats.exit(1, ExitReason::PageFault);
+        assert_eq!(stats.syscalls(), vec![(39, 2), (u64::MAX, 1)]);
+        assert_eq!(stats.exits(ExitReason::PageFault), 1);
+    }
+}
