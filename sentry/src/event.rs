@@ -52,6 +52,9 @@ struct Waiter {
     key: u64,
     mask: Events,
     target: Target,
+    /// Woken one at a time by `wake_up_to`; `fired` from its wake until its future looks again.
+    exclusive: bool,
+    fired: bool,
 }
 
 #[derive(Default)]
@@ -78,6 +81,15 @@ pub struct Registration {
     key: u64,
 }
 
+impl Registration {
+    /// Makes an exclusive waiter that was woken eligible again.
+    fn rearm(&self) {
+        if let Some(w) = self.queue.waiters.lock().list.iter_mut().find(|x| x.key == self.key) {
+            w.fired = false;
+        }
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
         let mut w = self.queue.waiters.lock();
@@ -101,23 +113,29 @@ impl WaitQueue {
         self.wake_up_to(events, usize::MAX);
     }
 
-    /// Wakes at most `limit` wakers, oldest first, and every observer; gives how many wakers were woken.
+    /// Wakes every observer, every ordinary waiter and at most `limit` exclusive ones, oldest first; gives how many exclusive
+    /// ones were woken. One that was woken and has not run yet is passed over.
     pub fn wake_up_to(&self, events: Events, limit: usize) -> usize {
         if !self.occupied.load(Ordering::SeqCst) {
             return 0;
         }
         let mut woken = Vec::new();
         let mut observers = Vec::new();
-        for w in &self.waiters.lock().list {
+        let mut count = 0;
+        for w in &mut self.waiters.lock().list {
             if w.mask.union(Events::ERR | Events::HUP).intersects(events) {
                 match &w.target {
-                    Target::Waker(waker) if woken.len() < limit => woken.push(waker.clone()),
-                    Target::Waker(_) => {}
                     Target::Observer(o) => observers.push(o.clone()),
+                    Target::Waker(waker) if !w.exclusive => woken.push(waker.clone()),
+                    Target::Waker(waker) if count < limit && !w.fired => {
+                        w.fired = true;
+                        count += 1;
+                        woken.push(waker.clone());
+                    }
+                    Target::Waker(_) => {}
                 }
             }
         }
-        let count = woken.len();
         for o in observers {
             o.notify(events);
         }
@@ -132,23 +150,28 @@ impl WaitQueue {
         self.occupied.load(Ordering::SeqCst)
     }
 
-    fn add(self: &Arc<Self>, mask: Events, target: Target) -> Registration {
+    fn add(self: &Arc<Self>, mask: Events, target: Target, exclusive: bool) -> Registration {
         let mut w = self.waiters.lock();
         self.occupied.store(true, Ordering::SeqCst);
         w.next_key += 1;
         let key = w.next_key;
-        w.list.push(Waiter { key, mask, target });
+        w.list.push(Waiter { key, mask, target, exclusive, fired: false });
         Registration { queue: self.clone(), key }
     }
 
     /// Wakes `waker` on each of `mask` until the registration is dropped.
     pub fn register(self: &Arc<Self>, mask: Events, waker: &Waker) -> Registration {
-        self.add(mask, Target::Waker(waker.clone()))
+        self.add(mask, Target::Waker(waker.clone()), false)
+    }
+
+    /// As `register`, but `wake_up_to` counts this one.
+    pub fn register_exclusive(self: &Arc<Self>, mask: Events, waker: &Waker) -> Registration {
+        self.add(mask, Target::Waker(waker.clone()), true)
     }
 
     /// Notifies `observer` on each of `mask` until the registration is dropped.
     pub fn observe(self: &Arc<Self>, mask: Events, observer: Arc<dyn Observer>) -> Registration {
-        self.add(mask, Target::Observer(observer))
+        self.add(mask, Target::Observer(observer), false)
     }
 }
 
@@ -216,6 +239,17 @@ pub struct WaitFor<'a, F> {
     ready: F,
     registrations: Vec<Registration>,
     registered_for: Option<Waker>,
+    exclusive: bool,
+}
+
+impl<F> WaitFor<'_, F> {
+    /// Makes this waiter one of those that `wake_up_to` counts: for a condition that `ready` consumes, so that waking one
+    /// waiter is enough.
+    #[must_use]
+    pub fn exclusive(mut self) -> Self {
+        self.exclusive = true;
+        self
+    }
 }
 
 /// Waits until `ready` gives a value. It is evaluated at once, and after every wake of one of `queues`. With `interruption`
@@ -226,7 +260,7 @@ pub fn wait_for<'a, T, F: FnMut() -> Option<T>>(
     deadline: Option<Box<dyn Deadline + 'a>>,
     ready: F,
 ) -> WaitFor<'a, F> {
-    WaitFor { interruption, queues, deadline, ready, registrations: Vec::new(), registered_for: None }
+    WaitFor { interruption, queues, deadline, ready, registrations: Vec::new(), registered_for: None, exclusive: false }
 }
 
 impl<F> Unpin for WaitFor<'_, F> {}
@@ -238,11 +272,15 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitFor<'_, F> {
         let this = &mut *self;
         let waker = cx.waker();
         if !this.registered_for.as_ref().is_some_and(|w| w.will_wake(waker)) {
-            this.registrations = this.queues.iter().map(|(q, mask)| q.register(*mask, waker)).collect();
+            let exclusive = this.exclusive;
+            let join = |(q, mask): &(Arc<WaitQueue>, Events)| q.add(*mask, Target::Waker(waker.clone()), exclusive);
+            this.registrations = this.queues.iter().map(join).collect();
             if let Some(i) = this.interruption {
                 i.set_waker(waker);
             }
             this.registered_for = Some(waker.clone());
+        } else if this.exclusive {
+            this.registrations.iter().for_each(Registration::rearm);
         }
         if let Some(v) = (this.ready)() {
             return Poll::Ready(Ok(v));

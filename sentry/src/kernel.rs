@@ -1,6 +1,7 @@
 //! The root object of one sandbox: handles to everything that exists once. Owns nothing but handles.
 use std::sync::Arc;
 
+use crate::ns::net::NetNamespace;
 use crate::ns::uts::UtsNamespace;
 use crate::platform::Platform;
 use crate::sched::Scheduler;
@@ -22,6 +23,8 @@ pub struct Kernel {
     pub root_pid_ns: Arc<PidNamespace>,
     /// The initial UTS namespace.
     pub uts: Arc<UtsNamespace>,
+    /// The initial network namespace.
+    pub net: Arc<NetNamespace>,
 }
 
 impl Kernel {

@@ -81,6 +81,19 @@ impl Task {
         )
         .await
     }
+
+    /// As `wait` on one queue, where `ready` consumes the condition: wakes that pick one waiter (`wake_up_to`) may pick this
+    /// one alone.
+    pub async fn wait_exclusive<T>(
+        &self,
+        queue: (Arc<WaitQueue>, Events),
+        deadline: Option<Nanos>,
+        ready: impl FnMut() -> Option<T> + Send,
+    ) -> Result<T, WaitEnd> {
+        let deadline = deadline.map(|at| self.kernel.timers.deadline(at));
+        let deadline = deadline.map(|d| d as Box<dyn crate::event::Deadline>);
+        crate::event::wait_for(Some(&self.interruption), vec![queue], deadline, ready).exclusive().await
+    }
 }
 
 impl Caller for Task {

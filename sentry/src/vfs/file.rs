@@ -1,7 +1,7 @@
 //! Open file descriptions (open(2)) and what the object behind one can do.
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use bitflags::bitflags;
 use linux_raw_sys::general as raw;
@@ -82,6 +82,24 @@ pub trait FileOps: Send + Sync + Any {
     fn write(&self, file: &File, src: &mut IoSource<'_>, pos: u64) -> Result<usize> {
         Err(Errno::EINVAL)
     }
+    /// [`FileOps::read`] on behalf of a task; read(2) and its family call this one. For objects that answer by who asks
+    /// (terminals, signalfd, sockets).
+    fn read_as(&self, file: &File, caller: &dyn Caller, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
+        self.read(file, dst, pos)
+    }
+    /// [`FileOps::write`] on behalf of a task; write(2) and its family call this one.
+    fn write_as(&self, file: &File, caller: &dyn Caller, src: &mut IoSource<'_>, pos: u64) -> Result<usize> {
+        self.write(file, src, pos)
+    }
+    /// Whether a blocking write(2) goes on until every byte is taken (pipes, stream sockets, terminals).
+    fn writes_fully(&self) -> bool {
+        false
+    }
+    /// Whether open(2) has to wait for another opener (a FIFO): it waits on [`FileOps::wait_queue`] for any event and asks
+    /// again, as long as this is true. Interrupted, it gives up the description.
+    fn open_blocks(&self) -> bool {
+        false
+    }
     /// Whether it has a position (pread, lseek); streams do not.
     fn seekable(&self) -> bool {
         false
@@ -159,6 +177,13 @@ pub struct File {
     flags: AtomicU32,
     pos: Mutex<u64>,
     owner: Mutex<FileOwner>,
+    watchers: Mutex<Vec<Weak<dyn CloseWatcher>>>,
+}
+
+/// Told when the last reference to an open file description is gone (epoll's items).
+pub trait CloseWatcher: Send + Sync {
+    /// The description is no more. Called with no lock held.
+    fn closed(&self);
 }
 
 /// F_SETOWN, F_SETSIG state (fcntl(2)).
@@ -181,6 +206,7 @@ impl File {
             flags: AtomicU32::new(flags.bits()),
             pos: Mutex::new(Rank::FilePosition, 0),
             owner: Mutex::new(Rank::Leaf, FileOwner::default()),
+            watchers: Mutex::new(Rank::Leaf, Vec::new()),
         })
     }
 
@@ -225,10 +251,24 @@ impl File {
     pub fn owner(&self) -> crate::lock::MutexGuard<'_, FileOwner> {
         self.owner.lock()
     }
+
+    /// Tells `watcher` when the description ends; forgotten once it is gone itself.
+    pub fn watch_close(&self, watcher: Weak<dyn CloseWatcher>) {
+        let mut watchers = self.watchers.lock();
+        if watchers.len() == watchers.capacity() {
+            watchers.retain(|w| w.strong_count() > 0);
+        }
+        watchers.push(watcher);
+    }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
+        for watcher in core::mem::take(self.watchers.get_mut()) {
+            if let Some(w) = watcher.upgrade() {
+                w.closed();
+            }
+        }
         let ops = self.ops.clone();
         ops.release(self);
     }

@@ -1,5 +1,6 @@
 //! The virtual file system: names, mounts, inodes, open files and descriptor tables. Owns path resolution and permission
 //! checks; never the contents of any file system (see `fs`).
+pub mod attachments;
 pub mod dentry;
 pub mod fd_table;
 pub mod file;

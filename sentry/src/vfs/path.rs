@@ -1,8 +1,7 @@
 //! Path resolution (path_resolution(7)) and the operations on names built on it.
 use crate::Result;
 
-/// State that belongs to an inode while something uses it; see [`super::Inode::attachments`].
-pub struct Attachments {}
+pub use super::attachments::Attachments;
 
 /// lseek(2) for an object with or without a position.
 pub fn default_seek(
