@@ -1,0 +1,29 @@
+//! The guest program: small checks of Linux behaviour, one a name, that pass on the host first and then in the sandbox.
+//! It uses libc directly and knows nothing of bartizan.
+//!
+//! `guest --list` prints the names; `guest NAME` runs one case and exits with 0, or says what was wrong and exits with 101.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // each case calls Linux directly: that is what it tests
+
+mod hello;
+
+/// A case: its name and its code, which panics on failure.
+type Case = (&'static str, fn());
+
+/// All cases, by area.
+const AREAS: &[&[Case]] = &[hello::CASES];
+
+fn main() {
+    let name = std::env::args().nth(1).unwrap_or_default();
+    let mut cases = AREAS.iter().copied().flatten();
+    if name == "--list" {
+        cases.for_each(|(name, _)| println!("{name}"));
+        return;
+    }
+    match cases.find(|(n, _)| *n == name) {
+        Some((_, case)) => case(),
+        None => {
+            eprintln!("guest: no case named '{name}'; see guest --list");
+            std::process::exit(2);
+        }
+    }
+}

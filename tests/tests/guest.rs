@@ -1,0 +1,58 @@
+//! Runs every case of the guest program natively first, then in the sandbox with one and with two CPUs. A case passes
+//! where it exits with status 0; its output in the sandbox must be that of the host.
+use std::process::Output;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use tests::{guest, kvm_missing, native, output, sandboxed};
+
+/// Seconds a case may take, on an emulated machine too.
+const LIMIT: u64 = 120;
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let guest = guest().into_os_string().into_string().expect("the path is UTF-8");
+    let listed = output(&mut native(&[&guest, "--list"]), LIMIT).expect("the guest program lists its cases");
+    let names: Vec<String> = String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect();
+    let mut trials = Vec::new();
+    for name in names {
+        for cpus in [None, Some("1"), Some("2")] {
+            let label = cpus.map_or("native".to_owned(), |n| format!("sandbox_cpus_{n}"));
+            let (case, guest) = (name.clone(), guest.clone());
+            trials.push(Trial::test(format!("{name}::{label}"), move || run(&guest, &case, cpus)));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn run(guest: &str, case: &str, cpus: Option<&str>) -> Result<(), Failed> {
+    let argv = [guest, case];
+    let host = check(output(&mut native(&argv), LIMIT)?, "natively")?;
+    if let Some(cpus) = cpus {
+        if let Some(missing) = kvm_missing() {
+            return Err(missing.into());
+        }
+        let inside = check(output(&mut sandboxed(&["--cpus", cpus], &argv), LIMIT)?, "in the sandbox")?;
+        if inside.stdout != host.stdout {
+            return Err(format!(
+                "the output differs; host:\n{}\nsandbox:\n{}",
+                String::from_utf8_lossy(&host.stdout),
+                String::from_utf8_lossy(&inside.stdout)
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+fn check(output: Output, place: &str) -> Result<Output, Failed> {
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(format!(
+        "{place}: {}; stdout:\n{}\nstderr:\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+    .into())
+}
