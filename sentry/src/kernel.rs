@@ -1,10 +1,12 @@
 //! The root object of one sandbox: handles to everything that exists once. Owns nothing but handles.
 use std::sync::Arc;
 
+use crate::futex::Futexes;
 use crate::ns::net::NetNamespace;
 use crate::ns::uts::UtsNamespace;
 use crate::platform::Platform;
 use crate::sched::Scheduler;
+use crate::signal::queue::PendingCounts;
 use crate::task::pid_namespace::PidNamespace;
 use crate::time::timer::Timers;
 use crate::trace::Stats;
@@ -25,6 +27,10 @@ pub struct Kernel {
     pub uts: Arc<UtsNamespace>,
     /// The initial network namespace.
     pub net: Arc<NetNamespace>,
+    /// Queued signals per user (RLIMIT_SIGPENDING).
+    pub pending_counts: PendingCounts,
+    /// Everybody who waits for a futex.
+    pub futexes: Futexes,
 }
 
 impl Kernel {

@@ -13,6 +13,8 @@ pub enum Rank {
     PidNamespace,
     ThreadGroup,
     SignalActions,
+    GroupSignals,
+    TaskSignals,
     Task,
     FsContext,
     FdTable,

@@ -11,6 +11,7 @@ use crate::lock::{Mutex, Rank};
 use crate::mm::AddressSpace;
 use crate::ns::user::Credentials;
 use crate::platform::{Fpu, UserContext};
+use crate::signal::TaskSignals;
 use crate::time::Nanos;
 use crate::vfs::file::Caller;
 use crate::vfs::{FdTable, FsContext};
@@ -24,6 +25,8 @@ pub struct Task {
     pub context: Mutex<UserContext>,
     pub fpu: Arc<dyn Fpu>,
     pub interruption: Interruption,
+    /// Mask, private queue, alternate stack.
+    pub signals: TaskSignals,
 }
 
 impl Task {
