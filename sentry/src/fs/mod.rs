@@ -1,1 +1,5 @@
 //! File systems and anonymous files. Each owns its contents; none resolves paths.
+pub mod anon;
+pub mod eventfd;
+pub mod pipe;
+pub mod stdio;

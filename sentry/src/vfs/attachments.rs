@@ -1,12 +1,12 @@
-//! State that others tie to an inode while it is in use: a FIFO's buffer, a bound socket. Owns the tie; never the state.
-use std::any::Any;
-use std::sync::{Arc, Weak};
+//! State that belongs to an inode while something uses it. Owns the slots; never knows what is in them.
+use std::any::{Any, TypeId};
+use std::sync::Arc;
 
 use crate::lock::{Mutex, Rank};
 
-/// State that belongs to an inode while something uses it, at most one of each type; see [`super::Inode::attachments`].
+/// Slots by type: FIFO buffer, bound socket, file locks, watches. See [`super::Inode::attachments`].
 pub struct Attachments {
-    slots: Mutex<Vec<Weak<dyn Any + Send + Sync>>>,
+    slots: Mutex<Vec<(TypeId, Arc<dyn Any + Send + Sync>)>>,
 }
 
 impl Default for Attachments {
@@ -16,26 +16,52 @@ impl Default for Attachments {
 }
 
 impl Attachments {
-    /// The attached `T`, if somebody still holds it.
-    pub fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        self.slots.lock().iter().find_map(|w| w.upgrade()?.downcast().ok())
+    /// Nothing attached; allocates nothing.
+    pub fn new() -> Attachments {
+        Attachments::default()
     }
 
-    /// The attached `T`, or what `make` gives, which is then attached. Only a weak reference is kept.
-    pub fn get_or_attach<T: Any + Send + Sync>(&self, make: impl FnOnce() -> Arc<T>) -> Arc<T> {
-        let mut slots = self.slots.lock();
-        if let Some(found) = slots.iter().find_map(|w| w.upgrade()?.downcast().ok()) {
+    /// What of type `T` is attached.
+    pub fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        let found = self.slots.lock_nested().iter().find(|(id, _)| *id == TypeId::of::<T>()).map(|(_, v)| v.clone());
+        found.and_then(|v| v.downcast().ok())
+    }
+
+    /// What of type `T` is attached, made by `make` if nothing is.
+    pub fn get_or_insert_with<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        if let Some(found) = self.get::<T>() {
             return found;
         }
-        let made = make();
-        slots.retain(|w| w.strong_count() > 0);
-        let erased: Arc<dyn Any + Send + Sync> = made.clone();
-        slots.push(Arc::downgrade(&erased));
-        made
+        let new = Arc::new(make());
+        let mut slots = self.slots.lock_nested();
+        if let Some((_, v)) = slots.iter().find(|(id, _)| *id == TypeId::of::<T>())
+            && let Ok(found) = v.clone().downcast()
+        {
+            return found;
+        }
+        slots.push((TypeId::of::<T>(), new.clone()));
+        new
     }
 
-    /// Attaches `value` unless a living `T` is attached; whether it did.
-    pub fn attach<T: Any + Send + Sync>(&self, value: &Arc<T>) -> bool {
-        Arc::ptr_eq(&self.get_or_attach(|| value.clone()), value)
+    /// Attaches `value`, giving what of its type was attached before.
+    pub fn set<T: Any + Send + Sync>(&self, value: Arc<T>) -> Option<Arc<T>> {
+        let old = {
+            let mut slots = self.slots.lock_nested();
+            let at = slots.iter().position(|(id, _)| *id == TypeId::of::<T>());
+            let old = at.map(|i| slots.swap_remove(i).1);
+            slots.push((TypeId::of::<T>(), value));
+            old
+        };
+        old.and_then(|v| v.downcast().ok())
+    }
+
+    /// Detaches what of type `T` is attached.
+    pub fn take<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        let old = {
+            let mut slots = self.slots.lock_nested();
+            let at = slots.iter().position(|(id, _)| *id == TypeId::of::<T>());
+            at.map(|i| slots.swap_remove(i).1)
+        };
+        old.and_then(|v| v.downcast().ok())
     }
 }

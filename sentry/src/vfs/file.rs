@@ -100,6 +100,11 @@ pub trait FileOps: Send + Sync + Any {
     fn open_blocks(&self) -> bool {
         false
     }
+    /// A further description of the same object, as opening its link in /proc/PID/fd gives for an object without a path
+    /// (pipes). Sockets and most anonymous inodes refuse.
+    fn reopen(&self, caller: &dyn Caller, flags: OpenFlags) -> Result<super::OpenResult> {
+        Err(Errno::ENXIO)
+    }
     /// Whether it has a position (pread, lseek); streams do not.
     fn seekable(&self) -> bool {
         false

@@ -1,0 +1,225 @@
+//! The caller's standard streams and other host streams as open files. Owns the translation between guest requests and the
+//! host stream; never lets a request reach the host that could act on the caller's terminal beyond its settings.
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::any::Any;
+use std::sync::Arc;
+
+use guest_abi::types::Stat;
+use guest_abi::UserAddr;
+use linux_raw_sys::ioctl as raw;
+
+use crate::event::{Events, WaitQueue};
+use crate::mm::{IoDest, IoSource};
+use crate::platform::host::{AttrChange, HostStream};
+use crate::vfs::file::Caller;
+use crate::vfs::{File, FileOps, OpenFlags, OpenResult};
+use crate::{Errno, Result};
+
+/// Most bytes pinned for one transfer.
+const PIN_MAX: usize = 1 << 20;
+/// Bytes moved at once through the sentry's own memory.
+const BOUNCE: usize = 64 << 10;
+
+/// How the argument of a terminal request is passed.
+enum Arg {
+    /// The kernel reads this many bytes from the address.
+    In(usize),
+    /// The kernel writes this many bytes.
+    Out(usize),
+    /// The argument is the value itself.
+    Value,
+}
+
+/// Requests that may be passed to a host terminal: its settings and queues, nothing that injects input (TIOCSTI), steals or
+/// shares the terminal (TIOCSCTTY, TIOCCONS), or concerns host process groups.
+fn terminal_request(request: u32) -> Option<Arg> {
+    const TERMIOS: usize = 36;
+    const TERMIOS2: usize = 44;
+    const TERMIO: usize = 18;
+    Some(match request {
+        raw::TCGETS => Arg::Out(TERMIOS),
+        raw::TCSETS | raw::TCSETSW | raw::TCSETSF => Arg::In(TERMIOS),
+        raw::TCGETA => Arg::Out(TERMIO),
+        raw::TCSETA | raw::TCSETAW | raw::TCSETAF => Arg::In(TERMIO),
+        raw::TCGETS2 => Arg::Out(TERMIOS2),
+        raw::TCSETS2 | raw::TCSETSW2 | raw::TCSETSF2 => Arg::In(TERMIOS2),
+        raw::TIOCGWINSZ => Arg::Out(8),
+        raw::TIOCSWINSZ => Arg::In(8),
+        raw::FIONREAD | raw::TIOCOUTQ | raw::TIOCGETD | raw::TIOCMGET => Arg::Out(4),
+        raw::TCSBRK | raw::TCSBRKP | raw::TCXONC | raw::TCFLSH => Arg::Value,
+        _ => return None,
+    })
+}
+
+/// A host stream as a file.
+pub struct StdioFile {
+    stream: Arc<dyn HostStream>,
+    terminal: bool,
+    /// Somebody observes reads or writes edge by edge: after a transfer the host is asked again for the next edge.
+    polled: AtomicBool,
+}
+
+impl StdioFile {
+    /// The file over `stream`.
+    pub fn new(stream: Arc<dyn HostStream>) -> Arc<StdioFile> {
+        let terminal = stream.is_terminal();
+        Arc::new(StdioFile { stream, terminal, polled: AtomicBool::new(false) })
+    }
+
+    /// A description of `stream`, opened with `flags` (an access mode and status flags).
+    pub fn open(stream: Arc<dyn HostStream>, flags: OpenFlags) -> Arc<File> {
+        File::new(StdioFile::new(stream), None, flags)
+    }
+
+    /// Whether it is a terminal.
+    pub fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// After a transfer the next readiness is news for edge-triggered observers.
+    fn rearm(&self, interest: Events) {
+        if self.polled.load(Ordering::Relaxed) {
+            self.stream.arm(interest);
+        }
+    }
+
+    fn read_some(&self, dst: &mut IoDest<'_>) -> Result<usize> {
+        if let Some(pinned) = dst.pin(PIN_MAX)? {
+            let n = self.stream.read_phys(pinned.ranges())?;
+            dst.advance(n);
+            return Ok(n);
+        }
+        let mut buffer = vec![0; dst.remaining().min(BOUNCE)];
+        let n = self.stream.read(&mut buffer)?;
+        dst.put(buffer.get(..n).unwrap_or_default())
+    }
+
+    /// Bytes written and bytes offered.
+    fn write_some(&self, src: &mut IoSource<'_>) -> Result<(usize, usize)> {
+        if let Some(pinned) = src.pin(PIN_MAX)? {
+            let offered = pinned.ranges().iter().map(|r| r.len).sum();
+            let n = self.stream.write_phys(pinned.ranges())?;
+            src.advance(n);
+            return Ok((n, offered));
+        }
+        let mut buffer = vec![0; src.remaining().min(BOUNCE)];
+        let offered = src.take(&mut buffer)?;
+        Ok((self.stream.write(buffer.get(..offered).unwrap_or_default())?, offered))
+    }
+}
+
+impl FileOps for StdioFile {
+    fn read(&self, _file: &File, dst: &mut IoDest<'_>, _pos: u64) -> Result<usize> {
+        if dst.remaining() == 0 {
+            return Ok(0);
+        }
+        let result = self.read_some(dst);
+        self.rearm(Events::READABLE);
+        result
+    }
+
+    fn write(&self, _file: &File, src: &mut IoSource<'_>, _pos: u64) -> Result<usize> {
+        let mut total = 0;
+        while src.remaining() > 0 {
+            match self.write_some(src) {
+                Ok((n, offered)) => {
+                    total += n;
+                    if n < offered {
+                        break;
+                    }
+                }
+                Err(e) if total == 0 => {
+                    self.rearm(Events::WRITABLE);
+                    return Err(e);
+                }
+                Err(_) => break,
+            }
+        }
+        self.rearm(Events::WRITABLE);
+        Ok(total)
+    }
+
+    fn writes_fully(&self) -> bool {
+        true
+    }
+
+    fn reopen(&self, _caller: &dyn Caller, _flags: OpenFlags) -> Result<OpenResult> {
+        Ok(OpenResult::Ops(StdioFile::new(self.stream.clone())))
+    }
+
+    fn size(&self) -> Result<u64> {
+        u64::try_from(self.stream.stat()?.size).map_err(|_| Errno::EINVAL)
+    }
+
+    fn seek(&self, _file: &File, _pos: u64, offset: i64, whence: u32) -> Result<u64> {
+        self.stream.seek(offset, whence)
+    }
+
+    fn poll(&self, _file: &File) -> Events {
+        self.stream.poll()
+    }
+
+    fn wait_queue(&self) -> Option<Arc<WaitQueue>> {
+        Some(self.stream.wait_queue())
+    }
+
+    fn arm(&self, events: Events) {
+        self.polled.store(true, Ordering::Relaxed);
+        self.stream.arm(events);
+    }
+
+    fn ioctl(&self, _file: &File, caller: &dyn Caller, request: u32, arg: u64) -> Result<u64> {
+        let form = terminal_request(request).ok_or(Errno::ENOTTY)?;
+        if !self.terminal && request != raw::FIONREAD {
+            return Err(Errno::ENOTTY);
+        }
+        let addr = UserAddr(arg);
+        match form {
+            Arg::In(len) => {
+                let mut data = vec![0; len];
+                caller.space()?.read_bytes(addr, &mut data)?;
+                self.stream.terminal_request(request, &mut data)
+            }
+            Arg::Out(len) => {
+                let mut data = vec![0; len];
+                let result = self.stream.terminal_request(request, &mut data)?;
+                caller.space()?.write_bytes(addr, &data)?;
+                Ok(result)
+            }
+            Arg::Value => {
+                let mut data = arg.to_ne_bytes();
+                self.stream.terminal_request(request, &mut data)
+            }
+        }
+    }
+
+    fn sync(&self, _data_only: bool) -> Result<()> {
+        match (self.stream.stat()?.mode >> 12) & 15 {
+            8 => Ok(()),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn stat(&self) -> Option<Result<Stat>> {
+        Some(self.stream.stat())
+    }
+
+    fn set_attr(&self, _change: &AttrChange) -> Option<Result<()>> {
+        Some(Err(Errno::EPERM))
+    }
+
+    fn proc_name(&self) -> Vec<u8> {
+        let (kind, ino) = self.stream.stat().map_or((0, 0), |s| ((s.mode >> 12) & 15, s.ino));
+        match kind {
+            1 => format!("pipe:[{ino}]").into_bytes(),
+            12 => format!("socket:[{ino}]").into_bytes(),
+            2 if self.terminal => b"/dev/tty".to_vec(),
+            _ => b"/dev/stdio".to_vec(),
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
