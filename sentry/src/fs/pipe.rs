@@ -449,10 +449,7 @@ pub fn new_pipe(task: &Task, flags: OpenFlags) -> Result<(Arc<File>, Arc<File>)>
     let reader = PipeEnd::new(&pipe, true, false, Some(inode.clone()));
     let writer = PipeEnd::new(&pipe, false, true, Some(inode));
     let status = flags & (OpenFlags::NONBLOCK | OpenFlags::DIRECT);
-    Ok((
-        File::new(Arc::new(reader), None, status),
-        File::new(Arc::new(writer), None, status | OpenFlags::WRONLY),
-    ))
+    Ok((File::new(Arc::new(reader), None, status), File::new(Arc::new(writer), None, status | OpenFlags::WRONLY)))
 }
 
 /// The pipe behind a description, for F_GETPIPE_SZ, F_SETPIPE_SZ and splice(2).

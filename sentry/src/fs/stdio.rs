@@ -4,8 +4,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::any::Any;
 use std::sync::Arc;
 
-use guest_abi::types::Stat;
 use guest_abi::UserAddr;
+use guest_abi::types::Stat;
 use linux_raw_sys::ioctl as raw;
 
 use crate::event::{Events, WaitQueue};
@@ -222,4 +222,3 @@ impl FileOps for StdioFile {
         self
     }
 }
-

@@ -3,4 +3,5 @@
 //! Each area file offers `ROWS`; [`table::TABLE_AREAS`] lists the areas.
 pub mod args;
 pub mod names;
+pub mod pipe;
 pub mod table;

@@ -127,7 +127,7 @@ macro_rules! row {
 }
 
 /// The areas, each with its rows.
-pub const TABLE_AREAS: &[&[Row]] = &[];
+pub const TABLE_AREAS: &[&[Row]] = &[super::pipe::ROWS];
 
 /// One more than the largest number served.
 pub const TABLE_LEN: usize = 512;
