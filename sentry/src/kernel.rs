@@ -1,15 +1,52 @@
 //! The root object of one sandbox: handles to everything that exists once. Owns nothing but handles.
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Condvar;
 
 use crate::futex::Futexes;
+use crate::lock::{Mutex, MutexGuard, Rank};
 use crate::ns::net::NetNamespace;
 use crate::ns::uts::UtsNamespace;
 use crate::platform::Platform;
 use crate::sched::Scheduler;
 use crate::signal::queue::PendingCounts;
+use crate::task::ThreadGroup;
 use crate::task::pid_namespace::PidNamespace;
 use crate::time::timer::Timers;
 use crate::trace::Stats;
+use crate::{Errno, Result};
+
+/// What a sandbox is made of, from the command line.
+#[derive(Clone, Debug)]
+pub struct KernelConfig {
+    /// Host name at the start.
+    pub hostname: Vec<u8>,
+    /// Most tasks at one time (kernel.threads-max); clone gives EAGAIN beyond.
+    pub max_tasks: usize,
+}
+
+impl Default for KernelConfig {
+    fn default() -> Self {
+        KernelConfig { hostname: b"bartizan".to_vec(), max_tasks: 131_072 }
+    }
+}
+
+/// How the sandbox's init ended, in wait(2)'s form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitStatus(pub i32);
+
+impl ExitStatus {
+    /// The argument of exit(2), unless a signal killed it.
+    pub fn code(self) -> Option<u8> {
+        (self.0 & 0x7f == 0).then_some((self.0 >> 8) as u8)
+    }
+
+    /// The signal that killed it.
+    pub fn signal(self) -> Option<u8> {
+        (self.0 & 0x7f != 0).then_some((self.0 & 0x7f) as u8)
+    }
+}
 
 /// One sandbox.
 pub struct Kernel {
@@ -31,11 +68,121 @@ pub struct Kernel {
     pub pending_counts: PendingCounts,
     /// Everybody who waits for a futex.
     pub futexes: Futexes,
+    /// Configuration.
+    pub config: KernelConfig,
+    /// CLOCK_MONOTONIC at the start of the sandbox: the guest's boot time is this.
+    pub started: crate::time::Nanos,
+    kinship: Mutex<()>,
+    tasks: AtomicUsize,
+    forks: AtomicUsize,
+    init: OnceLock<Arc<ThreadGroup>>,
+    exit: parking_lot::Mutex<Option<ExitStatus>>,
+    exited: Condvar,
 }
 
+/// The right to change who is whose parent, member or zombie.
+pub type Kinship<'a> = MutexGuard<'a, ()>;
+
 impl Kernel {
+    /// A sandbox without a process.
+    pub fn new(platform: Arc<dyn Platform>, config: KernelConfig) -> Arc<Kernel> {
+        let root_pid_ns = PidNamespace::outermost();
+        Arc::new(Kernel {
+            timers: Timers::new(platform.clone()),
+            sched: Scheduler::new(platform.clone()),
+            stats: Stats::new(platform.cpus()),
+            root_pid_ns,
+            uts: Arc::new(UtsNamespace::new(config.hostname.clone())),
+            net: NetNamespace::new(),
+            pending_counts: PendingCounts::default(),
+            futexes: Futexes::default(),
+            started: platform.monotonic(),
+            platform,
+            config,
+            kinship: Mutex::new(Rank::Kinship, ()),
+            tasks: AtomicUsize::new(0),
+            forks: AtomicUsize::new(0),
+            init: OnceLock::new(),
+            exit: parking_lot::Mutex::new(None),
+            exited: Condvar::new(),
+        })
+    }
+
     /// The nearest deadline has passed; called by the platform's reactor thread.
     pub fn on_deadline(&self) {
         self.timers.run_due();
     }
+
+    /// Serializes changes of kinship: parents, children, process groups, sessions, zombies.
+    pub fn kinship(&self) -> Kinship<'_> {
+        self.kinship.lock()
+    }
+
+    /// The first process.
+    pub fn init(&self) -> Option<&Arc<ThreadGroup>> {
+        self.init.get()
+    }
+
+    pub(crate) fn set_init(&self, group: Arc<ThreadGroup>) {
+        let _ = self.init.set(group);
+    }
+
+    /// Tasks that exist (zombies included).
+    pub fn task_count(&self) -> usize {
+        self.tasks.load(Ordering::Relaxed)
+    }
+
+    /// Tasks ever made (`processes` of /proc/stat).
+    pub fn fork_count(&self) -> usize {
+        self.forks.load(Ordering::Relaxed)
+    }
+
+    /// Counts a task that is about to be made; EAGAIN at the limit.
+    pub(crate) fn count_task(&self) -> Result<()> {
+        self.tasks
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.config.max_tasks).then_some(n + 1))
+            .map_err(|_| Errno::EAGAIN)?;
+        self.forks.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn uncount_task(&self) {
+        self.tasks.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The sandbox's init has ended: whoever waits in [`Kernel::wait_exit`] goes on.
+    pub(crate) fn set_exit(&self, status: ExitStatus) {
+        let mut exit = self.exit.lock();
+        if exit.is_none() {
+            *exit = Some(status);
+        }
+        drop(exit);
+        self.exited.notify_all();
+    }
+
+    /// Blocks the calling host thread (not a worker) until the sandbox's init has ended and all its processes are gone.
+    pub fn wait_exit(&self) -> ExitStatus {
+        let mut exit = self.exit.lock();
+        loop {
+            if let Some(status) = *exit {
+                return status;
+            }
+            self.exited.wait(&mut exit);
+        }
+    }
+
+    /// The status, once the sandbox has ended.
+    pub fn exit_status(&self) -> Option<ExitStatus> {
+        *self.exit.lock()
+    }
+
+    /// Makes all workers return.
+    pub fn shutdown(&self) {
+        self.sched.shutdown();
+    }
+}
+
+/// The life of a worker's host thread: runs tasks on `cpu` until [`Kernel::shutdown`].
+pub fn worker_main(kernel: &Arc<Kernel>, cpu: usize) {
+    kernel.sched.run_worker(cpu);
 }

@@ -10,7 +10,10 @@ use core::ops::{Deref, DerefMut};
 #[allow(missing_docs)]
 pub enum Rank {
     Tty,
+    Kinship,
     PidNamespace,
+    Pid,
+    ProcessGroup,
     ThreadGroup,
     SignalActions,
     GroupSignals,

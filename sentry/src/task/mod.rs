@@ -1,11 +1,21 @@
 //! Tasks (guest threads), thread groups (processes), PID namespaces, sessions: their birth, life and death. Owns identity and
 //! kinship; never memory or files, which a task only refers to.
+//!
+//! Locks: [`crate::Kernel::kinship`] serializes every change of who is whose parent, member or zombie; the locks inside
+//! the objects only make single reads and writes whole.
+pub mod clone;
+pub mod exit;
 pub mod limits;
+pub mod numbers;
+pub mod pid;
 pub mod pid_namespace;
+pub mod session;
 #[allow(clippy::module_inception)]
 pub mod task;
 pub mod thread_group;
 
+pub use pid::Pid;
 pub use pid_namespace::PidNamespace;
+pub use session::{ProcessGroup, Session};
 pub use task::Task;
 pub use thread_group::ThreadGroup;

@@ -1,4 +1,197 @@
-//! PID namespaces (pid_namespaces(7)): numbers, and the index of thread groups by tgid.
+//! PID namespaces (pid_namespaces(7)): numbers, and the index of thread groups by tgid. Owns which number means what; never
+//! the life of what it names.
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use super::numbers::Numbers;
+use super::{Pid, ProcessGroup, Session, Task, ThreadGroup};
+use crate::lock::{Mutex, Rank};
+use crate::{Errno, Result};
+
+/// Deepest nesting of PID namespaces (MAX_PID_NS_LEVEL).
+pub const MAX_LEVEL: usize = 32;
+
+struct Inner {
+    numbers: Numbers,
+    pids: HashMap<i32, Arc<Pid>>,
+    groups: BTreeMap<i32, Arc<ThreadGroup>>,
+    init: Weak<ThreadGroup>,
+}
 
 /// A PID namespace.
-pub struct PidNamespace {}
+pub struct PidNamespace {
+    parent: Option<Arc<PidNamespace>>,
+    level: usize,
+    exiting: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+impl PidNamespace {
+    fn at_level(parent: Option<Arc<PidNamespace>>, level: usize) -> Arc<PidNamespace> {
+        Arc::new(PidNamespace {
+            parent,
+            level,
+            exiting: AtomicBool::new(false),
+            inner: Mutex::new(
+                Rank::PidNamespace,
+                Inner { numbers: Numbers::new(), pids: HashMap::new(), groups: BTreeMap::new(), init: Weak::new() },
+            ),
+        })
+    }
+
+    /// The empty namespace of a new sandbox.
+    pub fn outermost() -> Arc<PidNamespace> {
+        Self::at_level(None, 0)
+    }
+
+    /// An empty namespace inside `parent`. ENOSPC beyond the depth limit.
+    pub fn nested(parent: &Arc<PidNamespace>) -> Result<Arc<PidNamespace>> {
+        if parent.level >= MAX_LEVEL {
+            return Err(Errno::ENOSPC);
+        }
+        Ok(Self::at_level(Some(parent.clone()), parent.level + 1))
+    }
+
+    /// The enclosing namespace.
+    pub fn parent(&self) -> Option<&Arc<PidNamespace>> {
+        self.parent.as_ref()
+    }
+
+    /// Depth; 0 is the outermost.
+    pub fn level(&self) -> usize {
+        self.level
+    }
+
+    /// Whether its init has begun to exit.
+    pub fn exiting(&self) -> bool {
+        self.exiting.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set_exiting(&self) {
+        self.exiting.store(true, Ordering::SeqCst);
+    }
+
+    /// Its init, number 1.
+    pub fn init(&self) -> Option<Arc<ThreadGroup>> {
+        self.inner.lock().init.upgrade()
+    }
+
+    /// Numbers in this namespace and every ancestor, assigned together or not at all. `chosen` (clone3 set_tid) names those of the
+    /// innermost levels first. ENOMEM if this or an ancestor is exiting, EAGAIN when the numbers are used up.
+    pub(super) fn allocate(self: &Arc<Self>, chosen: &[i32]) -> Result<Arc<Pid>> {
+        let mut numbers: Vec<(Arc<PidNamespace>, i32, i32)> = Vec::with_capacity(self.level + 1);
+        let mut at = Some(self);
+        let mut wanted = chosen.iter();
+        let mut failed = None;
+        while let Some(ns) = at {
+            if ns.exiting() {
+                failed = Some(Errno::ENOMEM);
+                break;
+            }
+            let mut inner = ns.inner.lock();
+            let last = inner.numbers.last();
+            let got = match wanted.next() {
+                Some(&n) => inner.numbers.allocate_chosen(n),
+                None => inner.numbers.allocate(),
+            };
+            drop(inner);
+            match got {
+                Ok(n) => numbers.push((ns.clone(), n, last)),
+                Err(e) => {
+                    failed = Some(e);
+                    break;
+                }
+            }
+            at = ns.parent.as_ref();
+        }
+        if let Some(e) = failed {
+            for (ns, n, last) in &numbers {
+                ns.inner.lock().numbers.roll_back(*n, *last);
+            }
+            return Err(e);
+        }
+        numbers.reverse();
+        let pid = Pid::new(numbers.iter().map(|(ns, n, _)| (ns.clone(), *n)).collect());
+        for (ns, n, _) in &numbers {
+            ns.inner.lock().pids.insert(*n, pid.clone());
+        }
+        Ok(pid)
+    }
+
+    pub(super) fn free_number(&self, n: i32) {
+        let mut inner = self.inner.lock();
+        let old = inner.pids.remove(&n);
+        inner.numbers.free(n);
+        drop(inner);
+        drop(old);
+    }
+
+    pub(super) fn index_group(&self, n: i32, group: &Arc<ThreadGroup>) {
+        let mut inner = self.inner.lock();
+        inner.groups.insert(n, group.clone());
+        if n == 1 && inner.init.strong_count() == 0 {
+            inner.init = Arc::downgrade(group);
+        }
+    }
+
+    pub(super) fn unindex_group(&self, n: i32) {
+        let old = self.inner.lock().groups.remove(&n);
+        drop(old);
+    }
+
+    /// The identity behind a number.
+    pub fn pid(&self, n: i32) -> Option<Arc<Pid>> {
+        self.inner.lock().pids.get(&n).cloned()
+    }
+
+    /// The task with tid `n`.
+    pub fn task(&self, n: i32) -> Option<Arc<Task>> {
+        self.pid(n)?.task()
+    }
+
+    /// The thread group with tgid `n` (zombies included).
+    pub fn group(&self, n: i32) -> Option<Arc<ThreadGroup>> {
+        self.inner.lock().groups.get(&n).cloned()
+    }
+
+    /// The process group with number `n`.
+    pub fn process_group(&self, n: i32) -> Option<Arc<ProcessGroup>> {
+        self.pid(n)?.process_group()
+    }
+
+    /// The session with number `n`.
+    pub fn session(&self, n: i32) -> Option<Arc<Session>> {
+        self.pid(n)?.session()
+    }
+
+    /// At most `max` thread groups with tgid at or above `from`, in order of tgid: a page of /proc or kill(-1).
+    pub fn groups_from(&self, from: i32, max: usize) -> Vec<(i32, Arc<ThreadGroup>)> {
+        self.inner.lock().groups.range(from..).take(max).map(|(n, g)| (*n, g.clone())).collect()
+    }
+
+    /// Number of thread groups.
+    pub fn group_count(&self) -> usize {
+        self.inner.lock().groups.len()
+    }
+
+    /// Numbers taken (an upper bound of the tasks in it).
+    pub fn used(&self) -> usize {
+        self.inner.lock().numbers.used()
+    }
+
+    /// `ns_last_pid`, also the last field of /proc/loadavg.
+    pub fn last(&self) -> i32 {
+        self.inner.lock().numbers.last()
+    }
+
+    /// `kernel.pid_max`.
+    pub fn pid_max(&self) -> i32 {
+        self.inner.lock().numbers.max()
+    }
+
+    /// Sets `kernel.pid_max`; EINVAL out of range.
+    pub fn set_pid_max(&self, max: i32) -> Result<()> {
+        self.inner.lock().numbers.set_max(max)
+    }
+}

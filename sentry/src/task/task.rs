@@ -1,70 +1,323 @@
 //! The task: one guest thread. Fields that others may touch are behind locks; registers belong to whoever runs the task.
-#![allow(unused_variables, missing_docs)]
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use super::ThreadGroup;
 use super::limits::Resource;
+use super::{Pid, PidNamespace, ThreadGroup};
 use crate::event::{Events, Interruption, WaitEnd, WaitQueue};
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
 use crate::mm::AddressSpace;
 use crate::ns::user::Credentials;
+use crate::ns::uts::UtsNamespace;
 use crate::platform::{Fpu, UserContext};
+use crate::sched::Entity;
 use crate::signal::TaskSignals;
 use crate::time::Nanos;
 use crate::vfs::file::Caller;
 use crate::vfs::{FdTable, FsContext};
 use crate::{Errno, Result};
 
+/// What a task is doing, as /proc/PID/stat shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum RunState {
+    Running = b'R',
+    Sleeping = b'S',
+    Stopped = b'T',
+    Zombie = b'Z',
+    Dead = b'X',
+}
+
+/// State registered by rseq(2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rseq {
+    /// Address of struct rseq; 0 if none.
+    pub addr: u64,
+    /// Its length.
+    pub len: u32,
+    /// The signature before abort handlers.
+    pub signature: u32,
+}
+
 /// One guest thread.
 pub struct Task {
     kernel: Arc<Kernel>,
     group: Arc<ThreadGroup>,
-    /// Registers. Locked by the task's own loop while it runs; others look only when it is stopped.
+    pid: Mutex<Arc<Pid>>,
+    global_tid: AtomicI32,
+    own_tid: AtomicI32,
+    /// Registers. Locked by the task's own loop for moments, never while the guest runs; others look only when it is stopped.
     pub context: Mutex<UserContext>,
+    /// Vector registers.
     pub fpu: Arc<dyn Fpu>,
+    /// Ends its waits. Raise it through [`Task::notify_signal`].
     pub interruption: Interruption,
-    /// Mask, private queue, alternate stack.
+    /// Blocked and pending signals, alternate stack, restart block.
     pub signals: TaskSignals,
+    pub(super) space: Mutex<Option<Arc<AddressSpace>>>,
+    pub(super) files: Mutex<Arc<FdTable>>,
+    pub(super) fs: Mutex<Arc<FsContext>>,
+    credentials: Mutex<Arc<Credentials>>,
+    uts: Mutex<Arc<UtsNamespace>>,
+    comm: Mutex<[u8; 16]>,
+    /// Scheduling parameters and CPU time.
+    pub sched: Arc<Entity>,
+    /// The worker whose vCPU runs the task's guest code right now; -1 if none.
+    running_on: AtomicI32,
+    run_state: AtomicU8,
+    /// Word cleared and woken at exit (set_tid_address(2)).
+    pub clear_child_tid: AtomicU64,
+    /// Head of the robust futex list (set_robust_list(2)); 0 if none.
+    pub robust_list: AtomicU64,
+    /// rseq(2).
+    pub rseq: Mutex<Rseq>,
+    /// PR_SET_PDEATHSIG.
+    pub pdeath_signal: AtomicI32,
+    /// PR_SET_TIMERSLACK, ns.
+    pub timer_slack: AtomicU64,
+    /// CLOCK_BOOTTIME of its start (a task that takes the leader's place by exec inherits the leader's).
+    pub start_time: AtomicU64,
+    /// Children of the group whose parent is this very task.
+    pub(super) own_children: AtomicUsize,
+    /// The task that vfork(2) made from a parent which still waits; fires (IN) when it lets go of the memory.
+    pub(super) vfork_done: Mutex<Option<Arc<super::clone::VforkDone>>>,
+    dead: AtomicBool,
+}
+
+/// Parts of a new task that its maker decides.
+pub(super) struct NewTask {
+    pub kernel: Arc<Kernel>,
+    pub group: Arc<ThreadGroup>,
+    pub pid: Arc<Pid>,
+    pub context: UserContext,
+    pub fpu: Arc<dyn Fpu>,
+    pub signals: TaskSignals,
+    pub space: Arc<AddressSpace>,
+    pub files: Arc<FdTable>,
+    pub fs: Arc<FsContext>,
+    pub credentials: Arc<Credentials>,
+    pub uts: Arc<UtsNamespace>,
+    pub comm: [u8; 16],
+    pub sched: Arc<Entity>,
+    pub start_time: Nanos,
 }
 
 impl Task {
+    pub(super) fn new(n: NewTask) -> Arc<Task> {
+        Arc::new(Task {
+            global_tid: AtomicI32::new(n.pid.global()),
+            own_tid: AtomicI32::new(n.pid.own()),
+            kernel: n.kernel,
+            group: n.group,
+            pid: Mutex::new(Rank::Leaf, n.pid),
+            context: Mutex::new(Rank::Task, n.context),
+            fpu: n.fpu,
+            interruption: Interruption::default(),
+            signals: n.signals,
+            space: Mutex::new(Rank::Leaf, Some(n.space)),
+            files: Mutex::new(Rank::Leaf, n.files),
+            fs: Mutex::new(Rank::Leaf, n.fs),
+            credentials: Mutex::new(Rank::Leaf, n.credentials),
+            uts: Mutex::new(Rank::Leaf, n.uts),
+            comm: Mutex::new(Rank::Leaf, n.comm),
+            sched: n.sched,
+            running_on: AtomicI32::new(-1),
+            run_state: AtomicU8::new(RunState::Running as u8),
+            clear_child_tid: AtomicU64::new(0),
+            robust_list: AtomicU64::new(0),
+            rseq: Mutex::new(Rank::Leaf, Rseq::default()),
+            pdeath_signal: AtomicI32::new(0),
+            timer_slack: AtomicU64::new(50_000),
+            start_time: AtomicU64::new(n.start_time),
+            own_children: AtomicUsize::new(0),
+            vfork_done: Mutex::new(Rank::Leaf, None),
+            dead: AtomicBool::new(false),
+        })
+    }
+
+    /// The sandbox.
     pub fn kernel(&self) -> &Arc<Kernel> {
         &self.kernel
     }
+
+    /// The process.
     pub fn group(&self) -> &Arc<ThreadGroup> {
         &self.group
     }
+
+    /// Its identity. Changes only when exec gives it the leader's.
+    pub fn pid(&self) -> Arc<Pid> {
+        self.pid.lock().clone()
+    }
+
+    pub(super) fn set_pid(&self, pid: Arc<Pid>) {
+        self.global_tid.store(pid.global(), Ordering::SeqCst);
+        self.own_tid.store(pid.own(), Ordering::SeqCst);
+        let old = core::mem::replace(&mut *self.pid.lock(), pid);
+        drop(old);
+    }
+
     /// Number in the root PID namespace (unique in the sandbox).
     pub fn global_tid(&self) -> i32 {
-        todo!()
+        self.global_tid.load(Ordering::Relaxed)
     }
+
+    /// gettid(2): the number in its own PID namespace.
+    pub fn tid(&self) -> i32 {
+        self.own_tid.load(Ordering::Relaxed)
+    }
+
+    /// The number as `ns` sees it; 0 if it does not.
+    pub fn tid_in(&self, ns: &PidNamespace) -> i32 {
+        self.pid.lock().number_in(ns)
+    }
+
+    /// Its innermost PID namespace.
+    pub fn pid_namespace(&self) -> &Arc<PidNamespace> {
+        self.group.pid_namespace()
+    }
+
+    /// Whether it leads its group.
+    pub fn is_leader(&self) -> bool {
+        self.global_tid() == self.group.pid().global()
+    }
+
     /// Memory; ESRCH once the task has let go of it.
     pub fn space(&self) -> Result<Arc<AddressSpace>> {
-        todo!()
+        self.space.lock().clone().ok_or(Errno::ESRCH)
     }
+
     /// Descriptors; an empty table once the task has let go of them.
     pub fn files(&self) -> Arc<FdTable> {
-        todo!()
+        self.files.lock().clone()
     }
+
+    pub(super) fn set_files(&self, files: Arc<FdTable>) {
+        let old = core::mem::replace(&mut *self.files.lock(), files);
+        super::exit::drop_files(self, old);
+    }
+
+    /// Root, working directory, umask.
     pub fn fs(&self) -> Arc<FsContext> {
-        todo!()
+        self.fs.lock().clone()
     }
+
+    pub(super) fn set_fs(&self, fs: Arc<FsContext>) {
+        let old = core::mem::replace(&mut *self.fs.lock(), fs);
+        drop(old);
+    }
+
+    /// Who it acts as.
     pub fn credentials(&self) -> Arc<Credentials> {
-        todo!()
+        self.credentials.lock().clone()
     }
-    /// Replaces the credentials by a changed copy.
+
+    /// Replaces the credentials by a changed copy. Only the task itself changes its credentials.
     pub fn change_credentials(&self, change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<()> {
-        todo!()
+        let mut new = Credentials::clone(&*self.credentials());
+        change(&mut new)?;
+        let old = core::mem::replace(&mut *self.credentials.lock(), Arc::new(new));
+        drop(old);
+        Ok(())
     }
+
+    /// Host and domain name.
+    pub fn uts(&self) -> Arc<UtsNamespace> {
+        self.uts.lock().clone()
+    }
+
+    pub(super) fn set_uts(&self, uts: Arc<UtsNamespace>) {
+        *self.uts.lock() = uts;
+    }
+
+    /// The name (PR_GET_NAME), NUL-padded.
+    pub fn comm(&self) -> [u8; 16] {
+        *self.comm.lock()
+    }
+
+    /// The name without padding.
+    pub fn comm_str(&self) -> Vec<u8> {
+        self.comm().into_iter().take_while(|&b| b != 0).collect()
+    }
+
+    /// Sets the name; cut at 15 bytes or the first NUL.
+    pub fn set_comm(&self, name: &[u8]) {
+        let mut comm = [0; 16];
+        for (to, &from) in comm.iter_mut().take(15).zip(name.iter().take_while(|&&b| b != 0)) {
+            *to = from;
+        }
+        *self.comm.lock() = comm;
+    }
+
     /// Soft limit of the task's group.
     pub fn limit(&self, which: Resource) -> u64 {
-        todo!()
+        self.group.limit(which).cur
     }
+
     /// CLOCK_MONOTONIC now.
     pub fn now(&self) -> Nanos {
         self.kernel.timers.now()
+    }
+
+    /// Whether its exit is complete: it will never run again.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set_dead(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+    }
+
+    /// What it is doing.
+    pub fn run_state(&self) -> RunState {
+        match self.run_state.load(Ordering::Relaxed) {
+            b'S' => RunState::Sleeping,
+            b'T' => RunState::Stopped,
+            b'Z' => RunState::Zombie,
+            b'X' => RunState::Dead,
+            _ => RunState::Running,
+        }
+    }
+
+    /// Says what it is doing.
+    pub fn set_run_state(&self, state: RunState) {
+        self.run_state.store(state as u8, Ordering::Relaxed);
+    }
+
+    /// The worker whose vCPU runs its guest code now.
+    pub fn running_on(&self) -> Option<usize> {
+        usize::try_from(self.running_on.load(Ordering::SeqCst)).ok()
+    }
+
+    pub(super) fn set_running_on(&self, cpu: Option<usize>) {
+        self.running_on.store(cpu.map_or(-1, |c| c as i32), Ordering::SeqCst);
+    }
+
+    /// Makes it leave the guest if it is there now.
+    pub fn kick(&self) {
+        if let Some(cpu) = self.running_on() {
+            self.kernel.platform.kick(cpu);
+        }
+    }
+
+    /// There is something to look at before the task goes on: ends its wait, or takes it out of the guest. The one way
+    /// to interrupt a task; the cause must be visible before the call.
+    pub fn notify_signal(&self) {
+        self.interruption.raise();
+        // The task publishes `running_on` before its last look at the flag: either it sees the flag or is kicked.
+        self.kick();
+    }
+
+    /// The wait(2) status with which it must exit now: the group is exiting, or another task's exec ends it.
+    pub fn must_exit(&self) -> Option<i32> {
+        let by_exec = self.group.state.lock().exec_by.as_ref().is_some_and(|by| !core::ptr::eq(&raw const **by, self));
+        if by_exec {
+            return Some(linux_raw_sys::general::SIGKILL as i32);
+        }
+        self.group.exiting()
     }
 
     /// The one way a system call blocks: waits until `ready` gives a value; see [`crate::event::wait_for`]. `deadline` is
@@ -76,13 +329,16 @@ impl Task {
         ready: impl FnMut() -> Option<T> + Send,
     ) -> Result<T, WaitEnd> {
         let deadline = deadline.map(|at| self.kernel.timers.deadline(at));
-        crate::event::wait_for(
+        let end = crate::event::wait_for(
             Some(&self.interruption),
             queues,
             deadline.map(|d| d as Box<dyn crate::event::Deadline>),
             ready,
-        )
-        .await
+        );
+        self.set_run_state(RunState::Sleeping);
+        let end = end.await;
+        self.set_run_state(RunState::Running);
+        end
     }
 
     /// As `wait` on one queue, where `ready` consumes the condition: wakes that pick one waiter (`wake_up_to`) may pick this

@@ -1,0 +1,369 @@
+//! Workers: the run queues and the loop of a host thread with a vCPU.
+use core::cell::Cell;
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use async_task::{Builder, Runnable, ScheduleInfo, WithInfo};
+
+use super::Entity;
+use crate::lock::{Mutex, Rank};
+use crate::platform::Platform;
+use crate::time::Nanos;
+
+type Ready = Runnable<Arc<Entity>>;
+
+/// How long a task runs while another waits.
+const SLICE: Nanos = 4_000_000;
+/// A woken task that is this far behind the running one replaces it at once.
+const WAKE_GRANULARITY: u64 = 1_000_000;
+/// A sleeper is placed at most this far before the queue, so that sleep does not store up CPU time.
+const SLEEPER_BONUS: u64 = 2_000_000;
+/// Entries a thief looks at in one queue.
+const STEAL_SCAN: usize = 32;
+
+thread_local! { static CPU: Cell<Option<usize>> = const { Cell::new(None) }; }
+
+/// The worker that the calling host thread is.
+pub fn current_cpu() -> Option<usize> {
+    CPU.get()
+}
+
+#[derive(Default)]
+struct Queue {
+    ready: BTreeMap<(u64, u64), Ready>,
+    next: u64,
+    min_vruntime: u64,
+}
+
+struct Worker {
+    queue: Mutex<Queue>,
+    /// Length of the queue.
+    waiting: AtomicUsize,
+    /// Parked or about to be. Whoever resets it must unpark.
+    idle: AtomicBool,
+    /// A preemption deadline is set.
+    armed: AtomicBool,
+    /// The running task should yield at its next preemption point.
+    resched: AtomicBool,
+    /// When the running task was picked.
+    slice_start: AtomicU64,
+    /// Its virtual run time at that moment; u64::MAX if nothing runs.
+    running_vruntime: AtomicU64,
+}
+
+struct Shared {
+    platform: Arc<dyn Platform>,
+    workers: Box<[Worker]>,
+    shutdown: AtomicBool,
+}
+
+/// Run queues of all workers.
+pub struct Scheduler {
+    shared: Arc<Shared>,
+}
+
+impl Scheduler {
+    /// Empty queues, one for each CPU of the platform.
+    pub fn new(platform: Arc<dyn Platform>) -> Scheduler {
+        let workers = (0..platform.cpus().max(1))
+            .map(|_| Worker {
+                queue: Mutex::new(Rank::RunQueue, Queue::default()),
+                waiting: AtomicUsize::new(0),
+                idle: AtomicBool::new(false),
+                armed: AtomicBool::new(false),
+                resched: AtomicBool::new(false),
+                slice_start: AtomicU64::new(0),
+                running_vruntime: AtomicU64::new(u64::MAX),
+            })
+            .collect();
+        Scheduler { shared: Arc::new(Shared { platform, workers, shutdown: AtomicBool::new(false) }) }
+    }
+
+    /// Number of workers.
+    pub fn cpus(&self) -> usize {
+        self.shared.workers.len()
+    }
+
+    /// Tasks that run or wait for a CPU (procs_running of /proc/stat).
+    pub fn runnable(&self) -> usize {
+        self.shared
+            .workers
+            .iter()
+            .map(|w| {
+                w.waiting.load(Ordering::Relaxed) + usize::from(w.running_vruntime.load(Ordering::Relaxed) != u64::MAX)
+            })
+            .sum()
+    }
+
+    /// Starts `future`, scheduled by `entity`'s parameters.
+    pub fn spawn(&self, entity: Arc<Entity>, future: impl Future<Output = ()> + Send + 'static) {
+        let shared = self.shared.clone();
+        let schedule = move |ready: Ready, info: ScheduleInfo| shared.enqueue(ready, info.woken_while_running);
+        let future =
+            Accounted { inner: Box::pin(future), entity: entity.clone(), platform: self.shared.platform.clone() };
+        let (ready, task) = Builder::new().metadata(entity).spawn(|_| future, WithInfo(schedule));
+        task.detach();
+        ready.schedule();
+    }
+
+    /// The loop of worker `cpu`; returns after [`Scheduler::shutdown`].
+    pub fn run_worker(&self, cpu: usize) {
+        CPU.set(Some(cpu));
+        self.shared.run(cpu);
+        CPU.set(None);
+    }
+
+    /// Makes all workers return.
+    pub fn shutdown(&self) {
+        self.shared.shutdown.store(true, Ordering::SeqCst);
+        for cpu in 0..self.shared.workers.len() {
+            self.shared.platform.unpark(cpu);
+            self.shared.platform.kick(cpu);
+        }
+    }
+
+    /// Whether [`Scheduler::shutdown`] was called.
+    pub fn is_shutdown(&self) -> bool {
+        self.shared.shutdown.load(Ordering::SeqCst)
+    }
+
+    /// Whether the task that runs on the calling worker should give it up now. Cheap when nobody waits.
+    pub fn should_yield(&self, entity: &Entity) -> bool {
+        let Some(cpu) = current_cpu() else { return false };
+        if self.shared.shutdown.load(Ordering::Relaxed) || !entity.may_run_on(cpu) {
+            return true;
+        }
+        let Some(worker) = self.shared.workers.get(cpu) else { return false };
+        if worker.waiting.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        if worker.resched.swap(false, Ordering::SeqCst) {
+            return true;
+        }
+        let ran = self.shared.platform.monotonic().saturating_sub(worker.slice_start.load(Ordering::Relaxed));
+        ran >= SLICE
+    }
+
+    /// The task on the calling worker is about to enter the guest: arms preemption if somebody waits, disarms it if not.
+    pub fn before_enter(&self) {
+        if let Some(cpu) = current_cpu() {
+            self.shared.adjust_preemption(cpu);
+        }
+    }
+}
+
+impl Shared {
+    fn adjust_preemption(&self, cpu: usize) {
+        let Some(worker) = self.workers.get(cpu) else { return };
+        loop {
+            let waits = worker.waiting.load(Ordering::SeqCst) != 0;
+            if waits == worker.armed.load(Ordering::SeqCst) {
+                return;
+            }
+            worker.armed.store(waits, Ordering::SeqCst);
+            let left = waits.then(|| {
+                let ran = self.platform.monotonic().saturating_sub(worker.slice_start.load(Ordering::Relaxed));
+                SLICE.saturating_sub(ran).max(1)
+            });
+            self.platform.set_preemption(cpu, left);
+            // Somebody may have queued and armed in between; look again.
+        }
+    }
+
+    fn idle_worker(&self, entity: &Entity, first: usize) -> Option<usize> {
+        let n = self.workers.len();
+        (0..n)
+            .map(|i| (first + i) % n)
+            .find(|&cpu| self.workers[cpu].idle.load(Ordering::SeqCst) && entity.may_run_on(cpu))
+    }
+
+    fn choose(&self, entity: &Entity, yielded: bool) -> usize {
+        let n = self.workers.len();
+        let last = entity.last_cpu().min(n - 1);
+        if yielded && let Some(cpu) = current_cpu().filter(|&c| c < n && entity.may_run_on(c)) {
+            return cpu;
+        }
+        if let Some(cpu) = self.idle_worker(entity, last) {
+            return cpu;
+        }
+        if entity.may_run_on(last) {
+            return last;
+        }
+        (0..n).find(|&cpu| entity.may_run_on(cpu)).unwrap_or(last)
+    }
+
+    fn enqueue(&self, ready: Ready, yielded: bool) {
+        let entity = ready.metadata().clone();
+        let cpu = self.choose(&entity, yielded);
+        let Some(worker) = self.workers.get(cpu) else { return };
+        let mut vruntime = entity.vruntime.load(Ordering::Relaxed);
+        {
+            let mut q = worker.queue.lock();
+            if !yielded {
+                vruntime = vruntime.max(q.min_vruntime.saturating_sub(SLEEPER_BONUS));
+                // Virtual time of another queue may be far ahead; it means nothing here.
+                vruntime = vruntime.min(q.min_vruntime.saturating_add(2 * SLICE));
+                entity.vruntime.store(vruntime, Ordering::Relaxed);
+            }
+            q.next += 1;
+            let key = (vruntime, q.next);
+            q.ready.insert(key, ready);
+            worker.waiting.store(q.ready.len(), Ordering::SeqCst);
+        }
+        if worker.idle.swap(false, Ordering::SeqCst) {
+            self.platform.unpark(cpu);
+            return;
+        }
+        if let Some(other) = self.idle_worker(&entity, cpu)
+            && !yielded
+            && self.workers[other].idle.swap(false, Ordering::SeqCst)
+        {
+            // It will steal.
+            self.platform.unpark(other);
+            return;
+        }
+        let running = worker.running_vruntime.load(Ordering::Relaxed);
+        if running != u64::MAX && !yielded {
+            let ran = self.platform.monotonic().saturating_sub(worker.slice_start.load(Ordering::Relaxed));
+            if vruntime.saturating_add(WAKE_GRANULARITY) < running.saturating_add(ran) {
+                worker.resched.store(true, Ordering::SeqCst);
+                if current_cpu() != Some(cpu) {
+                    self.platform.kick(cpu);
+                }
+                return;
+            }
+        }
+        if current_cpu() != Some(cpu) {
+            self.adjust_preemption(cpu);
+        }
+    }
+
+    fn pop(&self, cpu: usize) -> Option<Ready> {
+        let worker = self.workers.get(cpu)?;
+        let mut q = worker.queue.lock();
+        let ((vruntime, _), ready) = q.ready.pop_first()?;
+        q.min_vruntime = q.min_vruntime.max(vruntime);
+        worker.waiting.store(q.ready.len(), Ordering::SeqCst);
+        Some(ready)
+    }
+
+    fn steal(&self, cpu: usize) -> Option<Ready> {
+        let n = self.workers.len();
+        for i in 1..n {
+            let victim = &self.workers[(cpu + i) % n];
+            if victim.waiting.load(Ordering::SeqCst) == 0 {
+                continue;
+            }
+            let mut q = victim.queue.lock();
+            let Some(key) =
+                q.ready.iter().take(STEAL_SCAN).find(|(_, r)| r.metadata().may_run_on(cpu)).map(|(k, _)| *k)
+            else {
+                continue;
+            };
+            let ready = q.ready.remove(&key);
+            victim.waiting.store(q.ready.len(), Ordering::SeqCst);
+            let lag = key.0.saturating_sub(q.min_vruntime).min(2 * SLICE);
+            drop(q);
+            if let Some(ready) = ready {
+                let mine = self.workers[cpu].queue.lock().min_vruntime;
+                ready.metadata().vruntime.store(mine.saturating_add(lag), Ordering::Relaxed);
+                return Some(ready);
+            }
+        }
+        None
+    }
+
+    fn run(&self, cpu: usize) {
+        let Some(worker) = self.workers.get(cpu) else { return };
+        while !self.shutdown.load(Ordering::SeqCst) {
+            if let Some(ready) = self.pop(cpu).or_else(|| self.steal(cpu)) {
+                self.run_one(cpu, worker, ready);
+                continue;
+            }
+            worker.idle.store(true, Ordering::SeqCst);
+            // Whoever queues something now sees the flag; whoever did before is found here.
+            if let Some(ready) = self.pop(cpu).or_else(|| self.steal(cpu)) {
+                worker.idle.store(false, Ordering::SeqCst);
+                self.run_one(cpu, worker, ready);
+                continue;
+            }
+            if self.shutdown.load(Ordering::SeqCst) {
+                break;
+            }
+            if worker.armed.swap(false, Ordering::SeqCst) {
+                self.platform.set_preemption(cpu, None);
+            }
+            self.platform.park(cpu);
+            worker.idle.store(false, Ordering::SeqCst);
+        }
+        // Futures are dropped outside the lock: they own whatever their tasks own.
+        let rest = core::mem::take(&mut worker.queue.lock().ready);
+        drop(rest);
+    }
+
+    fn run_one(&self, cpu: usize, worker: &Worker, ready: Ready) {
+        let entity = ready.metadata().clone();
+        let start = self.platform.monotonic();
+        let vruntime = entity.vruntime.load(Ordering::Relaxed);
+        entity.last_cpu.store(cpu, Ordering::Relaxed);
+        worker.slice_start.store(start, Ordering::Relaxed);
+        worker.running_vruntime.store(vruntime, Ordering::Relaxed);
+        worker.resched.store(false, Ordering::SeqCst);
+        if worker.armed.swap(false, Ordering::SeqCst) {
+            self.platform.set_preemption(cpu, None);
+        }
+        let rescheduled = ready.run();
+        let switches =
+            if rescheduled { &entity.clock.usage.involuntary_switches } else { &entity.clock.usage.voluntary_switches };
+        switches.fetch_add(1, Ordering::Relaxed);
+        worker.running_vruntime.store(u64::MAX, Ordering::Relaxed);
+    }
+}
+
+/// A task's future with its books: CPU time is counted inside the poll, where no other worker can have the task.
+struct Accounted<F> {
+    inner: Pin<Box<F>>,
+    entity: Arc<Entity>,
+    platform: Arc<dyn Platform>,
+}
+
+impl<F: Future<Output = ()>> Future for Accounted<F> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let start = self.platform.monotonic();
+        self.entity.clock.start(start);
+        let result = self.inner.as_mut().poll(cx);
+        let now = self.platform.monotonic();
+        self.entity.clock.stop(now);
+        let ran = self.entity.weighted(now.saturating_sub(start));
+        self.entity.vruntime.fetch_add(ran, Ordering::Relaxed);
+        result
+    }
+}
+
+/// Gives the worker to whoever waits for it; see sched_yield(2).
+pub fn yield_now() -> impl Future<Output = ()> + Send {
+    Yield { done: false }
+}
+
+struct Yield {
+    done: bool,
+}
+
+impl Future for Yield {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.done {
+            return Poll::Ready(());
+        }
+        self.done = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
