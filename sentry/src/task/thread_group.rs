@@ -40,6 +40,8 @@ pub(super) struct State {
     pub parent_task: Weak<Task>,
     pub children: BTreeMap<i32, Arc<ThreadGroup>>,
     pub process_group: Option<Arc<ProcessGroup>>,
+    /// The status all tasks are to exit with: a fatal signal or exit_group(2) has been decided.
+    pub exiting: Option<i32>,
     /// The task that is in execve(2) and waits for all others to go.
     pub exec_by: Option<Arc<Task>>,
     /// The status in wait(2)'s form, once a zombie.
@@ -108,6 +110,7 @@ impl ThreadGroup {
                     parent_task: Weak::new(),
                     children: BTreeMap::new(),
                     process_group: None,
+                    exiting: None,
                     exec_by: None,
                     zombie: None,
                 },
@@ -204,7 +207,7 @@ impl ThreadGroup {
 
     /// The wait(2) status its tasks must exit with, once that is decided.
     pub fn exiting(&self) -> Option<i32> {
-        self.signals.group_exit()
+        self.state.lock().exiting
     }
 
     /// Whether it is stopped by job control.
@@ -215,10 +218,15 @@ impl ThreadGroup {
     /// Decides the end of the group: every task leaves the guest and exits with `status` (wait(2)'s form). The first decision
     /// stands; false if there was one before.
     pub fn begin_exit(&self, status: i32) -> bool {
-        if self.signals.begin_group_exit(status).is_err() {
-            return false;
-        }
-        for t in self.tasks() {
+        let tasks: Vec<Arc<Task>> = {
+            let mut s = self.state.lock();
+            if s.exiting.is_some() || s.zombie.is_some() {
+                return false;
+            }
+            s.exiting = Some(status);
+            s.tasks.values().cloned().collect()
+        };
+        for t in tasks {
             t.notify_signal();
         }
         true
