@@ -5,12 +5,17 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // each case calls Linux directly: that is what it tests
 
 mod hello;
+mod memory;
+mod process;
+mod signals;
+mod sys;
+mod threads;
 
 /// A case: its name and its code, which panics on failure.
 type Case = (&'static str, fn());
 
 /// All cases, by area.
-const AREAS: &[&[Case]] = &[hello::CASES];
+const AREAS: &[&[Case]] = &[hello::CASES, memory::CASES, process::CASES, threads::CASES, signals::CASES];
 
 fn main() {
     let name = std::env::args().nth(1).unwrap_or_default();
