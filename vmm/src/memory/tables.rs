@@ -1,0 +1,163 @@
+//! Page-table pages: zeroed pages of a slot area of their own. Owns when a page of a dead address space may be used again; never
+//! what an entry means.
+//!
+//! A KVM that shadows guest page tables remembers its shadows by guest frame number: a page used again for another table would
+//! show the old entries. There, dead pages wait in quarantine until all shadows are dropped at once, which deleting any memory
+//! slot does (KVM_X86_QUIRK_SLOT_ZAP_ALL, KVM API documentation).
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use guest_abi::Errno;
+use guest_abi::layout::PAGE_SIZE;
+use sentry::lock::{Mutex, Rank};
+use sentry::platform::PhysAddr;
+
+use super::frames::Budget;
+use super::region::Region;
+use super::slots::{Area, Registry, TABLES};
+
+/// Dead pages that make dropping all shadows worth its cost.
+const QUARANTINE: usize = 4096;
+/// Free pages kept; more give their memory back to the host (8 MiB).
+const KEEP: usize = 2048;
+
+#[derive(Default)]
+struct Lists {
+    /// Pages that were never used: from this index on.
+    fresh: u64,
+    /// Zeroed on reuse.
+    free: Vec<PhysAddr>,
+    /// Given back to the host: zero.
+    cold: Vec<PhysAddr>,
+    quarantine: Vec<PhysAddr>,
+}
+
+/// Calls its argument while no vCPU is in the guest.
+pub type Quiesce = Box<dyn Fn(&mut dyn FnMut()) + Send + Sync>;
+
+/// The allocator of page-table pages.
+pub struct Tables {
+    area: Area,
+    lists: Mutex<Lists>,
+    shadow: AtomicBool,
+    quiesce: OnceLock<Quiesce>,
+    tripwire: u32,
+}
+
+impl Tables {
+    /// No pages yet.
+    pub fn new(registry: &Registry) -> Tables {
+        Tables {
+            area: Area::new(TABLES, 8 << 20, 256 << 20, true),
+            lists: Mutex::new(Rank::Frames, Lists::default()),
+            shadow: AtomicBool::new(true),
+            quiesce: OnceLock::new(),
+            tripwire: registry.number(),
+        }
+    }
+
+    /// Whether KVM shadows page tables (the cautious default). Without, dead pages are used again at once.
+    pub fn set_shadow(&self, shadow: bool) {
+        self.shadow.store(shadow, Ordering::Relaxed);
+    }
+
+    /// See [`Quiesce`], set once; without it shadows are dropped while vCPUs run, which KVM orders itself.
+    pub fn set_quiesce(&self, hook: Quiesce) {
+        let _ = self.quiesce.set(hook);
+    }
+
+    /// Whether `pa` is a page of this area.
+    pub fn contains(&self, pa: PhysAddr) -> bool {
+        self.area.covers(pa, PAGE_SIZE)
+    }
+
+    /// A zeroed page.
+    pub fn alloc(&self, registry: &Registry, region: &Region, budget: &Budget) -> Result<PhysAddr, Errno> {
+        if budget.take(1).is_err() {
+            self.drop_shadows(registry, region, budget);
+            budget.take(1)?;
+        }
+        loop {
+            let mut lists = self.lists.lock();
+            if let Some(pa) = lists.free.pop() {
+                drop(lists);
+                super::zero_committed(region, pa);
+                return Ok(pa);
+            }
+            if let Some(pa) = lists.cold.pop() {
+                return Ok(pa);
+            }
+            let grown = self.area.grown();
+            if lists.fresh < grown / PAGE_SIZE {
+                let pa = PhysAddr(TABLES.base + lists.fresh * PAGE_SIZE);
+                lists.fresh += 1;
+                return Ok(pa);
+            }
+            drop(lists);
+            if !self.area.grow(registry, region, grown, TABLES.len) {
+                budget.give(1);
+                return Err(Errno::ENOMEM);
+            }
+        }
+    }
+
+    /// Takes pages that no live address space names any more.
+    pub fn retire(&self, registry: &Registry, region: &Region, budget: &Budget, pages: Vec<PhysAddr>) {
+        debug_assert!(pages.iter().all(|p| self.contains(*p)));
+        let mut lists = self.lists.lock();
+        lists.quarantine.extend(pages);
+        let full = lists.quarantine.len() >= QUARANTINE;
+        drop(lists);
+        if full || !self.shadow.load(Ordering::Relaxed) {
+            self.drop_shadows(registry, region, budget);
+        }
+    }
+
+    /// Pages in quarantine.
+    pub fn quarantined(&self) -> usize {
+        self.lists.lock().quarantine.len()
+    }
+
+    /// Makes KVM forget every shadow page, and frees what was in quarantine when it began.
+    pub fn drop_shadows(&self, registry: &Registry, region: &Region, budget: &Budget) {
+        let pages = core::mem::take(&mut self.lists.lock().quarantine);
+        if pages.is_empty() {
+            return;
+        }
+        if self.shadow.load(Ordering::Relaxed) {
+            let mut dropped = false;
+            let mut drop_all = || dropped = self.trip(registry, region);
+            match self.quiesce.get() {
+                Some(hook) => hook(&mut drop_all),
+                None => drop_all(),
+            }
+            if !dropped {
+                self.lists.lock().quarantine.extend(pages);
+                return;
+            }
+        }
+        budget.give(pages.len() as u64);
+        let mut lists = self.lists.lock();
+        let room = KEEP.saturating_sub(lists.free.len()).min(pages.len());
+        let (keep, mut rest) = (pages[..room].to_vec(), pages[room..].to_vec());
+        lists.free.extend(keep);
+        drop(lists);
+        rest.sort_unstable();
+        let mut given_back = true;
+        super::for_each_run(&rest, |pa, len| given_back &= region.discard(pa, len).is_ok());
+        let mut lists = self.lists.lock();
+        if given_back { lists.cold.extend(rest) } else { lists.free.extend(rest) }
+    }
+
+    /// Adds and deletes a one-page slot that the guest never uses.
+    fn trip(&self, registry: &Registry, region: &Region) -> bool {
+        let pa = PhysAddr(TABLES.base - (2 << 20));
+        let done = registry
+            .set(region, self.tripwire, pa, PAGE_SIZE)
+            .and_then(|()| registry.set(region, self.tripwire, pa, 0));
+        if let Err(e) = &done {
+            log::error!("shadow page tables cannot be dropped: {e}");
+        }
+        done.is_ok()
+    }
+}
