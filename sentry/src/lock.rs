@@ -26,6 +26,7 @@ pub enum Rank {
     Dentry,
     FilePosition,
     Inode,
+    EpollNesting,
     Epoll,
     Socket,
     Pipe,

