@@ -113,7 +113,13 @@ fn wait_fast(task: &Arc<Task>, epfd: Fd, events: UserAddr, maxevents: i32, timeo
 }
 
 /// `timeout` in ns, None for ever. Gives None when interrupted.
-async fn wait(task: &Arc<Task>, epfd: Fd, events: UserAddr, maxevents: i32, timeout: Option<u64>) -> Result<Option<u64>> {
+async fn wait(
+    task: &Arc<Task>,
+    epfd: Fd,
+    events: UserAddr,
+    maxevents: i32,
+    timeout: Option<u64>,
+) -> Result<Option<u64>> {
     let (file, max) = instance(task, epfd, maxevents)?;
     let Some(epoll) = file.downcast::<Epoll>() else { return Err(Errno::EINVAL) };
     let mut got = epoll.collect(max);

@@ -2,6 +2,8 @@
 //!
 //! Each area file offers `ROWS`; [`table::TABLE_AREAS`] lists the areas.
 pub mod args;
+pub mod epoll;
 pub mod names;
 pub mod pipe;
+pub mod poll;
 pub mod table;

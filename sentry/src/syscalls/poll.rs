@@ -69,10 +69,8 @@ async fn watch(task: &Task, set: &mut [Watched], deadline: Option<Nanos>) -> End
     if deadline.is_some_and(|at| at == 0 || at <= task.now()) {
         return End::TimedOut;
     }
-    let queues: Vec<(Arc<WaitQueue>, Events)> = set
-        .iter()
-        .filter_map(|w| Some((w.file.as_ref()?.ops().wait_queue()?, w.wanted)))
-        .collect();
+    let queues: Vec<(Arc<WaitQueue>, Events)> =
+        set.iter().filter_map(|w| Some((w.file.as_ref()?.ops().wait_queue()?, w.wanted))).collect();
     let end = task
         .wait(queues, deadline, || {
             let n = look_all(set, true);
@@ -175,14 +173,19 @@ async fn poll_restartable(task: &Arc<Task>, fds: UserPtr<PollFd>, nfds: u32, dea
         return Ok(n);
     }
     let args = [fds.addr.0, u64::from(nfds), u64::from(deadline.is_some()), deadline.unwrap_or(0), 0, 0];
-    task.signals.set_restart(RestartBlock { run: |task, args| Box::pin(poll_again(task, args)), args });
+    task.signals.set_restart(RestartBlock { run: poll_again, args });
     Err(Errno::ERESTART_RESTARTBLOCK)
 }
 
-async fn poll_again(task: &Arc<Task>, args: [u64; 6]) -> Result<u64> {
+/// The form that a restart block names; boxed here, as a future that names itself has no size.
+fn poll_again<'a>(
+    task: &'a Arc<Task>,
+    args: [u64; 6],
+) -> core::pin::Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>> {
     let [fds, nfds, timed, deadline, _, _] = args;
     let nfds = u32::try_from(nfds).unwrap_or(0);
-    poll_restartable(task, UserPtr::new(UserAddr(fds)), nfds, (timed != 0).then_some(deadline)).await
+    let deadline = (timed != 0).then_some(deadline);
+    Box::pin(poll_restartable(task, UserPtr::new(UserAddr(fds)), nfds, deadline))
 }
 
 async fn ppoll(
