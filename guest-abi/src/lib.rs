@@ -6,6 +6,7 @@
 pub mod addr;
 pub mod errno;
 pub mod layout;
+pub mod signal;
 pub mod types;
 
 pub use addr::{UserAddr, UserPtr, UserSlice};

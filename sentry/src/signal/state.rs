@@ -98,9 +98,9 @@ pub struct TaskSignals {
     pub(super) stopped: AtomicBool,
     /// The task takes no more signals.
     pub(super) exiting: AtomicBool,
+    /// A mask waits in the state to be put back.
+    pub(super) has_saved_mask: AtomicBool,
     pub(super) state: Mutex<TaskState>,
-    /// Fires on a pending signal, for signalfd(2).
-    pub(super) arrivals: Arc<WaitQueue>,
 }
 
 impl Default for TaskSignals {
@@ -127,7 +127,7 @@ impl TaskSignals {
                     restart: None,
                 },
             ),
-            arrivals: WaitQueue::new(),
+            has_saved_mask: AtomicBool::new(false),
         }
     }
 
@@ -213,8 +213,6 @@ pub enum StopReport {
 #[derive(Default)]
 pub(super) struct GroupState {
     pub pending: Pending,
-    /// The wait status of a group exit under way.
-    pub exit: Option<i32>,
     /// The stop signal of the stop under way or in force.
     pub stop_signal: Option<Signal>,
     /// Tasks that have yet to stop.
@@ -225,10 +223,10 @@ pub(super) struct GroupState {
     pub stop_unreported: bool,
     /// Continued, and not reported by wait4(2).
     pub continued: bool,
-    /// A notice that the next task to look owes the parent (CLD_STOPPED or CLD_CONTINUED).
-    pub notice: Option<i32>,
-    /// Which thread took the last group-directed signal, so that they take turns.
-    pub turn: usize,
+    /// Counts SIGCONTs, so that a stop decided before one does not take effect after it.
+    pub continues: u64,
+    /// Global tid of the task that was chosen for the last group-directed signal, so that they take turns.
+    pub turn: i32,
 }
 
 /// Signal state of a thread group.
@@ -237,10 +235,8 @@ pub struct GroupSignals {
     /// The init of a PID namespace: signals without a handler do not act on it unless they come from outside.
     pub(super) unkillable: AtomicBool,
     pub(super) state: Mutex<GroupState>,
-    /// Where stopped tasks wait for SIGCONT.
-    pub(super) continue_queue: Arc<WaitQueue>,
-    /// Fires on a shared pending signal, for signalfd(2).
-    pub(super) arrivals: Arc<WaitQueue>,
+    /// Fires (IN) when a signal becomes pending for the group or one of its tasks, for signalfd(2).
+    pub arrivals: Arc<WaitQueue>,
 }
 
 impl Default for GroupSignals {
@@ -257,7 +253,6 @@ impl GroupSignals {
             actions: Mutex::new(Rank::Leaf, actions),
             unkillable: AtomicBool::new(false),
             state: Mutex::new(Rank::GroupSignals, GroupState::default()),
-            continue_queue: WaitQueue::new(),
             arrivals: WaitQueue::new(),
         }
     }
@@ -281,25 +276,6 @@ impl GroupSignals {
     /// Signals pending for the group as a whole.
     pub fn pending(&self) -> SigSet {
         self.state.lock().pending.set()
-    }
-
-    /// Begins a group exit with a wait status; Err gives the status of the exit already under way. Ends a group stop. The caller
-    /// then kills every other task with [`super::kill_task`].
-    pub fn begin_group_exit(&self, status: i32) -> Result<(), i32> {
-        let mut state = self.state.lock();
-        if let Some(earlier) = state.exit {
-            return Err(earlier);
-        }
-        state.exit = Some(status);
-        state.stop_signal = None;
-        state.stop_count = 0;
-        state.stopped = false;
-        Ok(())
-    }
-
-    /// The wait status of a group exit under way.
-    pub fn group_exit(&self) -> Option<i32> {
-        self.state.lock().exit
     }
 
     /// Whether all tasks stand still.
