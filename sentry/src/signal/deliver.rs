@@ -143,7 +143,7 @@ fn act(task: &Arc<Task>, entry: Entry, continues: u64) -> Option<i32> {
 }
 
 fn is_orphaned(task: &Arc<Task>) -> bool {
-    let _kinship = task.kernel().kinship.lock();
+    let _kinship = task.kernel().kinship();
     task.group().process_group().is_orphaned(None)
 }
 
@@ -156,7 +156,8 @@ fn start_handler(task: &Arc<Task>, entry: &Entry, action: &SigAction) {
             _ => false,
         };
         if again {
-            restart(&mut ctx, ctx.orig_rax);
+            let nr = ctx.orig_rax;
+            restart(&mut ctx, nr);
         } else {
             ctx.rax = Errno::EINTR.to_rax();
         }
