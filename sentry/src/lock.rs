@@ -9,6 +9,8 @@ use core::ops::{Deref, DerefMut};
 #[repr(u8)]
 #[allow(missing_docs)]
 pub enum Rank {
+    /// Outermost: held over a whole read or write, which may look at anything (/proc files).
+    FilePosition,
     Tty,
     Kinship,
     PidNamespace,
@@ -24,7 +26,6 @@ pub enum Rank {
     Mount,
     Rename,
     Dentry,
-    FilePosition,
     Inode,
     EpollNesting,
     Epoll,

@@ -1,6 +1,6 @@
 //! Open file descriptions (open(2)) and what the object behind one can do.
 use std::any::Any;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use bitflags::bitflags;
@@ -63,6 +63,27 @@ pub trait Caller: Send + Sync + Any {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// The sentry itself as a caller: no memory, the given credentials (by default all-powerful).
+pub struct KernelCaller(pub Arc<Credentials>);
+
+impl Default for KernelCaller {
+    fn default() -> Self {
+        KernelCaller(Arc::new(Credentials::new(0, 0, Vec::new())))
+    }
+}
+
+impl Caller for KernelCaller {
+    fn space(&self) -> Result<Arc<AddressSpace>> {
+        Err(Errno::EFAULT)
+    }
+    fn credentials(&self) -> Arc<Credentials> {
+        self.0.clone()
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
 /// Receives directory entries.
 pub trait DirSink {
     /// Takes an entry; false when full (the entry was not taken). `next` is the position after this entry, `kind` a DT_* value.
@@ -116,6 +137,10 @@ pub trait FileOps: Send + Sync + Any {
     /// lseek(2) given the current position; the default serves SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA, SEEK_HOLE.
     fn seek(&self, file: &File, pos: u64, offset: i64, whence: u32) -> Result<u64> {
         super::path::default_seek(self.seekable(), || self.size(), pos, offset, whence)
+    }
+    /// Where an O_APPEND write that just ended left the end of the object; the file position follows.
+    fn append_position(&self, file: &File) -> Result<u64> {
+        self.size()
     }
     /// Readiness now.
     fn poll(&self, file: &File) -> Events {
@@ -183,6 +208,8 @@ pub struct File {
     pos: Mutex<u64>,
     owner: Mutex<FileOwner>,
     watchers: Mutex<Vec<Weak<dyn CloseWatcher>>>,
+    /// Whether flock(2) or an open file description lock may be held through it.
+    pub(super) locked: AtomicBool,
 }
 
 /// Told when the last reference to an open file description is gone (epoll's items).
@@ -212,6 +239,7 @@ impl File {
             pos: Mutex::new(Rank::FilePosition, 0),
             owner: Mutex::new(Rank::Leaf, FileOwner::default()),
             watchers: Mutex::new(Rank::Leaf, Vec::new()),
+            locked: AtomicBool::new(false),
         })
     }
 
@@ -228,6 +256,39 @@ impl File {
     /// Where it was opened.
     pub fn path(&self) -> Option<&PathRef> {
         self.path.as_ref()
+    }
+
+    /// The inode, for what was opened by path.
+    pub fn inode(&self) -> Option<&Arc<dyn super::Inode>> {
+        self.path.as_ref().map(PathRef::inode)
+    }
+
+    /// Type of the inode, for what was opened by path.
+    pub fn kind(&self) -> Option<super::InodeKind> {
+        self.path.as_ref().map(|p| p.dentry.kind())
+    }
+
+    /// Whether it is an O_PATH description, good for naming a place only.
+    pub fn is_path_only(&self) -> bool {
+        self.flags().contains(OpenFlags::PATH)
+    }
+
+    /// fstat(2).
+    pub fn stat(&self) -> Result<guest_abi::types::Stat> {
+        match (self.ops.stat(), &self.path) {
+            (Some(answer), _) => answer,
+            (None, Some(path)) => path.inode().stat(),
+            (None, None) => Err(Errno::EBADF),
+        }
+    }
+
+    /// Changes attributes.
+    pub fn set_attr(&self, change: &AttrChange) -> Result<()> {
+        match (self.ops.set_attr(change), &self.path) {
+            (Some(answer), _) => answer,
+            (None, Some(path)) => path.inode().set_attr(change),
+            (None, None) => Err(Errno::EPERM),
+        }
     }
 
     /// Access mode and status flags (F_GETFL).
@@ -274,6 +335,7 @@ impl Drop for File {
                 w.closed();
             }
         }
+        super::lock::release_file(self);
         let ops = self.ops.clone();
         ops.release(self);
     }

@@ -76,6 +76,12 @@ pub trait Inode: Send + Sync + Any {
     fn kind(&self) -> InodeKind;
     /// stat(2). `st_dev` as the file system reports it.
     fn stat(&self) -> Result<Stat>;
+    /// Permission bits with suid, sgid and sticky, owner, group: what every permission check asks for. File systems that
+    /// hold them at hand answer without a whole stat.
+    fn access_attr(&self) -> Result<(u32, u32, u32)> {
+        let stat = self.stat()?;
+        Ok((stat.mode & 0o7777, stat.uid, stat.gid))
+    }
     /// Changes attributes.
     fn set_attr(&self, change: &AttrChange) -> Result<()> {
         Err(Errno::EPERM)
@@ -139,7 +145,7 @@ pub trait Inode: Send + Sync + Any {
         Ok(Vec::new())
     }
     /// A place for state that belongs to the inode while it is open somewhere (FIFO buffer, bound socket, locks, watches).
-    fn attachments(&self) -> Option<&super::path::Attachments> {
+    fn attachments(&self) -> Option<&super::Attachments> {
         None
     }
     /// For downcasts.

@@ -1,0 +1,320 @@
+//! Advisory file locks: POSIX record locks, open file description locks, flock(2). Owns who holds what; the system calls wait.
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::File;
+use crate::event::{Events, WaitQueue};
+use crate::lock::{Mutex, Rank};
+use crate::{Errno, Result};
+
+/// The last byte a lock can cover.
+pub const LOCK_END: u64 = i64::MAX as u64;
+/// Record locks on one file at most, so that a file's list stays bounded.
+const LOCKS_MAX: usize = 65_536;
+
+/// Who holds a record lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LockOwner {
+    /// A descriptor table (POSIX locks): [`super::FdTable::id`].
+    Table(u64),
+    /// An open file description, by address.
+    File(usize),
+}
+
+impl LockOwner {
+    /// The owner of open file description locks made through `file`.
+    pub fn file(file: &Arc<File>) -> LockOwner {
+        LockOwner::File(file_key(file))
+    }
+}
+
+fn file_key(file: &File) -> usize {
+    std::ptr::from_ref(file).addr()
+}
+
+/// A record lock: bytes `start..=end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordLock {
+    /// Who.
+    pub owner: LockOwner,
+    /// F_WRLCK rather than F_RDLCK.
+    pub exclusive: bool,
+    /// First byte.
+    pub start: u64,
+    /// Last byte.
+    pub end: u64,
+    /// l_pid for F_GETLK; -1 for open file description locks.
+    pub pid: i32,
+}
+
+#[derive(Default)]
+struct Held {
+    records: Vec<RecordLock>,
+    /// flock: (file, exclusive).
+    whole: Vec<(usize, bool)>,
+}
+
+/// The locks of one inode, attached to it.
+pub struct FileLocks {
+    held: Mutex<Held>,
+    queue: Arc<WaitQueue>,
+}
+
+impl Default for FileLocks {
+    fn default() -> Self {
+        FileLocks { held: Mutex::new(Rank::Leaf, Held::default()), queue: WaitQueue::new() }
+    }
+}
+
+/// The locks of what `file` shows; ENOLCK if it cannot have any.
+pub fn locks_of(file: &File) -> Result<Arc<FileLocks>> {
+    let attachments = file.inode().and_then(|i| i.attachments()).ok_or(Errno::ENOLCK)?;
+    Ok(attachments.get_or_insert_with(FileLocks::default))
+}
+
+fn existing_locks(file: &File) -> Option<Arc<FileLocks>> {
+    file.inode()?.attachments()?.get()
+}
+
+impl FileLocks {
+    /// What to wait on for a conflicting lock to go.
+    pub fn queue(&self) -> &Arc<WaitQueue> {
+        &self.queue
+    }
+
+    fn changed(&self) {
+        self.queue.wake(Events::all());
+    }
+
+    /// The first lock that stands against `want` (F_GETLK).
+    pub fn conflict(&self, want: &RecordLock) -> Option<RecordLock> {
+        let held = self.held.lock_nested();
+        held.records.iter().copied().find(|l| conflicts(l, want))
+    }
+
+    /// Sets a lock: Err gives the lock in the way, or ENOLCK.
+    pub fn set(&self, want: RecordLock) -> Result<(), (Errno, Option<RecordLock>)> {
+        {
+            let mut held = self.held.lock_nested();
+            if let Some(other) = held.records.iter().find(|l| conflicts(l, &want)) {
+                return Err((Errno::EAGAIN, Some(*other)));
+            }
+            if held.records.len() >= LOCKS_MAX {
+                return Err((Errno::ENOLCK, None));
+            }
+            carve(&mut held.records, want.owner, want.start, want.end);
+            insert(&mut held.records, want);
+        }
+        // A write lock may have become a read lock.
+        self.changed();
+        Ok(())
+    }
+
+    /// Removes what `owner` holds of `start..=end`.
+    pub fn unset(&self, owner: LockOwner, start: u64, end: u64) -> Result<()> {
+        {
+            let mut held = self.held.lock_nested();
+            if held.records.len() >= LOCKS_MAX {
+                return Err(Errno::ENOLCK);
+            }
+            carve(&mut held.records, owner, start, end);
+        }
+        self.changed();
+        Ok(())
+    }
+
+    fn unset_all(&self, owner: LockOwner) {
+        let changed = {
+            let mut held = self.held.lock_nested();
+            let before = held.records.len();
+            held.records.retain(|l| l.owner != owner);
+            held.records.len() != before
+        };
+        if changed {
+            self.changed();
+        }
+    }
+
+    /// flock(2): takes or changes the lock of `file`; EAGAIN if another is in the way (the old one is then lost, as in Linux).
+    pub fn flock(&self, file: &Arc<File>, exclusive: bool) -> Result<()> {
+        let key = file_key(file);
+        let mut lost = false;
+        let answer = {
+            let mut held = self.held.lock_nested();
+            if held.whole.contains(&(key, exclusive)) {
+                return Ok(());
+            }
+            let before = held.whole.len();
+            held.whole.retain(|(k, _)| *k != key);
+            lost |= held.whole.len() != before;
+            if held.whole.iter().any(|(_, e)| exclusive || *e) {
+                Err(Errno::EAGAIN)
+            } else {
+                held.whole.push((key, exclusive));
+                file.locked.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+        };
+        if lost {
+            self.changed();
+        }
+        answer
+    }
+
+    /// flock(2) with LOCK_UN.
+    pub fn funlock(&self, file: &File) {
+        let key = file_key(file);
+        let changed = {
+            let mut held = self.held.lock_nested();
+            let before = held.whole.len();
+            held.whole.retain(|(k, _)| *k != key);
+            held.whole.len() != before
+        };
+        if changed {
+            self.changed();
+        }
+    }
+}
+
+fn conflicts(held: &RecordLock, want: &RecordLock) -> bool {
+    held.owner != want.owner && held.start <= want.end && want.start <= held.end && (held.exclusive || want.exclusive)
+}
+
+/// Takes `start..=end` out of what `owner` holds.
+fn carve(records: &mut Vec<RecordLock>, owner: LockOwner, start: u64, end: u64) {
+    let mut pieces = Vec::new();
+    records.retain_mut(|l| {
+        if l.owner != owner || l.end < start || end < l.start {
+            return true;
+        }
+        if l.end > end {
+            pieces.push(RecordLock { start: end + 1, ..*l });
+        }
+        if l.start < start {
+            l.end = start - 1;
+            return true;
+        }
+        false
+    });
+    records.extend(pieces);
+}
+
+/// Adds a lock, joined with neighbours of its kind.
+fn insert(records: &mut Vec<RecordLock>, mut new: RecordLock) {
+    records.retain(|l| {
+        let same = l.owner == new.owner && l.exclusive == new.exclusive;
+        let touches = l.start <= new.end.saturating_add(1) && new.start <= l.end.saturating_add(1);
+        if same && touches {
+            new.start = new.start.min(l.start);
+            new.end = new.end.max(l.end);
+        }
+        !(same && touches)
+    });
+    records.push(new);
+}
+
+/// Drops the POSIX locks that the table `id` holds on what `file` shows: any close of the file does so (fcntl(2)).
+pub fn release_table(id: u64, file: &File) {
+    if let Some(locks) = existing_locks(file) {
+        locks.unset_all(LockOwner::Table(id));
+    }
+}
+
+/// Drops the locks made through a description that ends.
+pub fn release_file(file: &File) {
+    if !file.locked.load(Ordering::Relaxed) {
+        return;
+    }
+    if let Some(locks) = existing_locks(file) {
+        locks.unset_all(LockOwner::File(file_key(file)));
+        locks.funlock(file);
+    }
+}
+
+/// Says that `file` may hold open file description locks.
+pub fn mark_locked(file: &File) {
+    file.locked.store(true, Ordering::Relaxed);
+}
+
+/// Who waits for whom, for EDEADLK (POSIX locks only, as in Linux).
+static WAITING: Mutex<Option<HashMap<u64, Vec<u64>>>> = Mutex::new(Rank::Leaf, None);
+
+/// A table's wait for another's lock; ends on drop.
+pub struct Waiting {
+    who: u64,
+    whom: u64,
+}
+
+impl Waiting {
+    /// `who` is about to wait for `whom`. EDEADLK if `whom` waits, however indirectly, for `who`.
+    pub fn begin(who: u64, whom: LockOwner) -> Result<Option<Waiting>> {
+        let LockOwner::Table(whom) = whom else { return Ok(None) };
+        let mut waiting = WAITING.lock_nested();
+        let map = waiting.get_or_insert_with(HashMap::new);
+        let mut seen = vec![whom];
+        let mut at = 0;
+        while let Some(&next) = seen.get(at) {
+            if next == who {
+                return Err(Errno::EDEADLK);
+            }
+            for &blocker in map.get(&next).into_iter().flatten() {
+                if !seen.contains(&blocker) {
+                    seen.push(blocker);
+                }
+            }
+            at += 1;
+            // Linux gives up after ten steps.
+            if at > 10 {
+                break;
+            }
+        }
+        map.entry(who).or_default().push(whom);
+        Ok(Some(Waiting { who, whom }))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut waiting = WAITING.lock_nested();
+        let Some(map) = waiting.as_mut() else { return };
+        if let Some(list) = map.get_mut(&self.who) {
+            if let Some(i) = list.iter().position(|&w| w == self.whom) {
+                list.swap_remove(i);
+            }
+            if list.is_empty() {
+                map.remove(&self.who);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lock(owner: u64, exclusive: bool, start: u64, end: u64) -> RecordLock {
+        RecordLock { owner: LockOwner::Table(owner), exclusive, start, end, pid: 1 }
+    }
+
+    #[test]
+    fn ranges_split_and_join() {
+        let locks = FileLocks::default();
+        locks.set(lock(1, true, 0, 99)).unwrap();
+        locks.unset(LockOwner::Table(1), 40, 59).unwrap();
+        assert!(locks.set(lock(2, true, 40, 59)).is_ok());
+        assert!(locks.set(lock(2, false, 59, 60)).is_err());
+        locks.unset(LockOwner::Table(2), 0, LOCK_END).unwrap();
+        locks.set(lock(1, true, 40, 59)).unwrap();
+        assert_eq!(locks.conflict(&lock(3, false, 50, 50)).map(|l| (l.start, l.end)), Some((0, 99)));
+    }
+
+    #[test]
+    fn circles_are_seen() {
+        let a = Waiting::begin(1001, LockOwner::Table(1002)).unwrap();
+        let b = Waiting::begin(1002, LockOwner::Table(1003)).unwrap();
+        assert_eq!(Waiting::begin(1003, LockOwner::Table(1001)).err(), Some(Errno::EDEADLK));
+        drop((a, b));
+        assert!(Waiting::begin(1003, LockOwner::Table(1001)).is_ok());
+    }
+}
