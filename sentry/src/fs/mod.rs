@@ -3,4 +3,5 @@ pub mod anon;
 pub mod epoll;
 pub mod eventfd;
 pub mod pipe;
+pub mod signalfd;
 pub mod stdio;

@@ -11,8 +11,10 @@ use super::action::{SIG_DFL, SIG_IGN, sa};
 use super::queue::Entry;
 use super::set::{DefaultAction, SigSet, Signal};
 use super::{fault, frame, mask, send, stop};
+use crate::event::WaitEnd;
 use crate::platform::UserContext;
 use crate::task::Task;
+use crate::time::Nanos;
 
 /// Bit of a wait(2) status that tells of a core dump.
 const CORE_DUMPED: i32 = 0x80;
@@ -87,7 +89,7 @@ fn take(task: &Arc<Task>) -> Option<(Entry, u64)> {
 }
 
 /// Takes a pending signal among `wanted`, the task's own first. Signals of timers that are gone are skipped.
-pub(super) fn take_from(task: &Arc<Task>, wanted: SigSet, synchronous_first: bool) -> Option<(Entry, u64)> {
+pub(super) fn take_from(task: &Task, wanted: SigSet, synchronous_first: bool) -> Option<(Entry, u64)> {
     loop {
         let (mut entry, continues) = {
             let mut group = task.group().signals.state.lock();
@@ -107,8 +109,33 @@ pub(super) fn take_from(task: &Arc<Task>, wanted: SigSet, synchronous_first: boo
 }
 
 /// Takes a pending signal among `wanted` for rt_sigtimedwait(2) and signalfd(2).
-pub fn take_waited(task: &Arc<Task>, wanted: SigSet) -> Option<Entry> {
+pub fn take_waited(task: &Task, wanted: SigSet) -> Option<Entry> {
     take_from(task, wanted.without(SigSet::KERNEL_ONLY), false).map(|(e, _)| e)
+}
+
+/// Waits until a signal of `wanted` is pending and takes it; the signals are waited for although they are blocked.
+pub async fn wait_for_signal(task: &Arc<Task>, wanted: SigSet, deadline: Option<Nanos>) -> Result<Entry, WaitEnd> {
+    task.signals.wait_for_signals(wanted);
+    let end = loop {
+        let end = task.wait(Vec::new(), deadline, || take_waited(task, wanted)).await;
+        if end.as_ref().err() == Some(&WaitEnd::Interrupted) && !still_interrupted(task) {
+            // Another task of the group took the signal that woke this one.
+            continue;
+        }
+        break end;
+    };
+    task.signals.wait_for_signals(SigSet::EMPTY);
+    end
+}
+
+/// Whether the interruption of `task` (the caller) has a cause left; if not, the interruption is over.
+pub fn still_interrupted(task: &Task) -> bool {
+    task.interruption.clear();
+    let cause = deliverable(task);
+    if cause {
+        task.interruption.raise();
+    }
+    cause
 }
 
 /// Does what the signal's action says. Some: the group must exit with this status.

@@ -23,4 +23,4 @@ pub use queue::{code, info};
 pub use send::{Sender, force, send_to_group, send_to_pgrp, send_to_task};
 pub use set::{SigSet, Signal};
 pub use state::{GroupSignals, RestartBlock, StopReport, TaskSignals};
-pub use stop::{join_group_stop, notify_exit};
+pub use stop::{discard, join_group_stop, notify_exit};

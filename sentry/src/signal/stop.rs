@@ -17,9 +17,20 @@ use crate::task::{Task, ThreadGroup};
 /// Drops pending signals of the whole group and of each task.
 pub(super) fn discard_everywhere(group: &ThreadGroup, signals: SigSet) {
     group.signals.state.lock().pending.discard(signals);
-    for task in group.tasks() {
-        task.signals.state.lock().pending.discard(signals);
+    let mut from = 0;
+    loop {
+        let page = group.tasks_from(from, 64);
+        let Some(next) = page.last().and_then(|t| t.global_tid().checked_add(1)) else { return };
+        for task in page {
+            task.signals.state.lock().pending.discard(signals);
+        }
+        from = next;
     }
+}
+
+/// Drops a pending signal that has become ignored, from the group and from each of its tasks.
+pub fn discard(group: &ThreadGroup, signal: Signal) {
+    discard_everywhere(group, SigSet::of(&[signal]));
 }
 
 /// SIGCONT was generated: ends a stop, or one under way, whatever its action.

@@ -6,4 +6,5 @@ pub mod epoll;
 pub mod names;
 pub mod pipe;
 pub mod poll;
+pub mod signal;
 pub mod table;

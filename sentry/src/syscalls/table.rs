@@ -127,7 +127,7 @@ macro_rules! row {
 }
 
 /// The areas, each with its rows.
-pub const TABLE_AREAS: &[&[Row]] = &[super::epoll::ROWS, super::pipe::ROWS, super::poll::ROWS];
+pub const TABLE_AREAS: &[&[Row]] = &[super::epoll::ROWS, super::pipe::ROWS, super::poll::ROWS, super::signal::ROWS];
 
 /// One more than the largest number served.
 pub const TABLE_LEN: usize = 512;
