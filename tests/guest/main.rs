@@ -4,18 +4,32 @@
 //! `guest --list` prints the names; `guest NAME` runs one case and exits with 0, or says what was wrong and exits with 101.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // each case calls Linux directly: that is what it tests
 
+mod files;
 mod hello;
+mod hostile;
+mod io;
 mod memory;
 mod process;
 mod signals;
 mod sys;
 mod threads;
+mod time;
 
 /// A case: its name and its code, which panics on failure.
 type Case = (&'static str, fn());
 
 /// All cases, by area.
-const AREAS: &[&[Case]] = &[hello::CASES, memory::CASES, process::CASES, threads::CASES, signals::CASES];
+const AREAS: &[&[Case]] = &[
+    hello::CASES,
+    memory::CASES,
+    process::CASES,
+    threads::CASES,
+    signals::CASES,
+    files::CASES,
+    io::CASES,
+    time::CASES,
+    hostile::CASES,
+];
 
 fn main() {
     let name = std::env::args().nth(1).unwrap_or_default();

@@ -1,0 +1,424 @@
+//! Pipes, poll, epoll, eventfd, timers as files, UNIX and loopback sockets, terminals.
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Case;
+use super::sys::{fork, in_child, ok, wait};
+
+pub const CASES: &[Case] = &[
+    ("pipe_eof", eof),
+    ("pipe_blocks_when_full", full),
+    ("pipe_atomic_writes", atomic),
+    ("pipe_large_transfer", large),
+    ("fifo_open_blocks", fifo),
+    ("poll_pipe", poll_pipe),
+    ("select_pipe", select_pipe),
+    ("epoll_level_edge", epoll),
+    ("epoll_errors", epoll_errors),
+    ("eventfd_counts", eventfd),
+    ("timerfd_fires", timerfd),
+    ("unix_stream", unix_stream),
+    ("unix_datagram", unix_datagram),
+    ("unix_pass_descriptor", pass_descriptor),
+    ("unix_path_listener", path_listener),
+    ("tcp_loopback", tcp),
+    ("udp_loopback", udp),
+    ("socket_errors", socket_errors),
+    ("pty_echo", pty),
+    ("splice_pipe", splice),
+];
+
+fn pipe() -> (std::fs::File, std::fs::File) {
+    let mut fds = [0; 2];
+    assert_eq!(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    unsafe { (std::fs::File::from_raw_fd(fds[0]), std::fs::File::from_raw_fd(fds[1])) }
+}
+
+fn eof() {
+    let (mut r, mut w) = pipe();
+    w.write_all(b"abc").unwrap();
+    drop(w);
+    let mut s = String::new();
+    r.read_to_string(&mut s).unwrap();
+    assert_eq!(s, "abc");
+}
+
+fn full() {
+    let (mut r, w) = pipe();
+    unsafe { libc::fcntl(w.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    let mut total = 0;
+    let block = [5_u8; 4096];
+    while let Ok(n) = ok(unsafe { libc::write(w.as_raw_fd(), block.as_ptr().cast(), 4096) } as i64) {
+        total += n;
+    }
+    assert_eq!(total, 65536);
+    assert_eq!(unsafe { libc::fcntl(w.as_raw_fd(), libc::F_GETPIPE_SZ) }, 65536);
+    unsafe { libc::fcntl(w.as_raw_fd(), libc::F_SETFL, 0) };
+    let writer = thread::spawn(move || (&w).write_all(&[6; 8192]).unwrap());
+    thread::sleep(Duration::from_millis(20));
+    let mut all = Vec::new();
+    r.read_to_end(&mut all).unwrap();
+    assert_eq!(all.len(), 65536 + 8192);
+    writer.join().unwrap();
+}
+
+fn atomic() {
+    let (mut r, w) = pipe();
+    let writers: Vec<i32> = (0..4_u8)
+        .map(|i| {
+            let fd = w.as_raw_fd();
+            fork(move || {
+                for _ in 0..200 {
+                    let block = [i; 512];
+                    assert_eq!(unsafe { libc::write(fd, block.as_ptr().cast(), 512) }, 512);
+                }
+                0
+            })
+        })
+        .collect();
+    drop(w);
+    let mut all = Vec::new();
+    r.read_to_end(&mut all).unwrap();
+    assert_eq!(all.len(), 4 * 200 * 512);
+    assert!(all.chunks(512).all(|c| c.iter().all(|b| *b == c[0])));
+    writers.into_iter().for_each(|p| assert_eq!(wait(p), 0));
+}
+
+fn large() {
+    let (mut r, mut w) = pipe();
+    let pid = fork(move || {
+        for i in 0..64_u8 {
+            w.write_all(&vec![i; 1 << 20]).unwrap();
+        }
+        0
+    });
+    let mut buf = vec![0; 1 << 16];
+    let (mut total, mut sum) = (0_usize, 0_u64);
+    while total < 64 << 20 {
+        let n = r.read(&mut buf).unwrap();
+        total += n;
+        sum += buf[..n].iter().map(|b| u64::from(*b)).sum::<u64>();
+    }
+    assert_eq!(sum, (0..64_u64).sum::<u64>() << 20);
+    assert_eq!(wait(pid), 0);
+}
+
+fn fifo() {
+    let path = std::ffi::CString::new(format!("/tmp/guest-fifo-{}", unsafe { libc::getpid() })).unwrap();
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+    assert_eq!(ok(unsafe { libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_NONBLOCK) }), Err(libc::ENXIO));
+    let name = path.clone();
+    let writer = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        std::fs::OpenOptions::new().write(true).open(name.to_str().unwrap()).unwrap().write_all(b"fifo").unwrap();
+    });
+    let text = std::fs::read_to_string(path.to_str().unwrap()).unwrap();
+    assert_eq!(text, "fifo");
+    writer.join().unwrap();
+    unsafe { libc::unlink(path.as_ptr()) };
+}
+
+fn poll_pipe() {
+    let (r, w) = pipe();
+    let poll = |fd: i32, events: i16, ms: i32| {
+        let mut p = libc::pollfd { fd, events, revents: 0 };
+        (unsafe { libc::poll(&raw mut p, 1, ms) }, p.revents)
+    };
+    assert_eq!(poll(r.as_raw_fd(), libc::POLLIN, 0), (0, 0));
+    assert_eq!(poll(w.as_raw_fd(), libc::POLLOUT, 0), (1, libc::POLLOUT));
+    assert_eq!(poll(999, libc::POLLIN, 0), (1, libc::POLLNVAL));
+    assert_eq!(poll(-1, libc::POLLIN, 0), (0, 0));
+    let start = Instant::now();
+    assert_eq!(poll(r.as_raw_fd(), libc::POLLIN, 30).0, 0);
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    let fd = r.as_raw_fd();
+    let poller = thread::spawn(move || poll(fd, libc::POLLIN, 10_000));
+    thread::sleep(Duration::from_millis(10));
+    (&w).write_all(b"x").unwrap();
+    assert_eq!(poller.join().unwrap(), (1, libc::POLLIN));
+    drop(w);
+    assert_eq!(poll(r.as_raw_fd(), libc::POLLIN, 0), (1, libc::POLLIN | libc::POLLHUP));
+    let (r, w) = pipe();
+    drop(r);
+    assert_eq!(poll(w.as_raw_fd(), libc::POLLOUT, 0), (1, libc::POLLOUT | libc::POLLERR));
+}
+
+fn select_pipe() {
+    let (r, w) = pipe();
+    let mut set: libc::fd_set = unsafe { std::mem::zeroed() };
+    unsafe { libc::FD_SET(r.as_raw_fd(), &raw mut set) };
+    let mut t = libc::timeval { tv_sec: 0, tv_usec: 10_000 };
+    let n = r.as_raw_fd() + 1;
+    let null = std::ptr::null_mut();
+    assert_eq!(unsafe { libc::select(n, &raw mut set, null, null, &raw mut t) }, 0);
+    (&w).write_all(b"x").unwrap();
+    unsafe { libc::FD_SET(r.as_raw_fd(), &raw mut set) };
+    t.tv_sec = 5;
+    assert_eq!(unsafe { libc::select(n, &raw mut set, null, null, &raw mut t) }, 1);
+    assert!(unsafe { libc::FD_ISSET(r.as_raw_fd(), &raw const set) });
+}
+
+fn epoll() {
+    let ep = unsafe { libc::epoll_create1(0) };
+    let (mut r, mut w) = pipe();
+    let ctl = |op: i32, fd: i32, events: i32| {
+        let mut e = libc::epoll_event { events: events as u32, u64: 42 };
+        ok(unsafe { libc::epoll_ctl(ep, op, fd, &raw mut e) })
+    };
+    let wait_for = |ms: i32| {
+        let mut e = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let n = unsafe { libc::epoll_wait(ep, e.as_mut_ptr(), 4, ms) };
+        (n, e[0].events as i32)
+    };
+    ctl(libc::EPOLL_CTL_ADD, r.as_raw_fd(), libc::EPOLLIN).unwrap();
+    assert_eq!(wait_for(0).0, 0);
+    w.write_all(b"ab").unwrap();
+    assert_eq!(wait_for(1000), (1, libc::EPOLLIN));
+    assert_eq!(wait_for(0), (1, libc::EPOLLIN), "level triggered");
+    ctl(libc::EPOLL_CTL_MOD, r.as_raw_fd(), libc::EPOLLIN | libc::EPOLLET).unwrap();
+    assert_eq!(wait_for(1000).0, 1);
+    assert_eq!(wait_for(0).0, 0, "edge triggered");
+    w.write_all(b"c").unwrap();
+    assert_eq!(wait_for(1000).0, 1);
+    let mut b = [0; 10];
+    assert_eq!(r.read(&mut b).unwrap(), 3);
+    ctl(libc::EPOLL_CTL_MOD, r.as_raw_fd(), libc::EPOLLIN | libc::EPOLLONESHOT).unwrap();
+    w.write_all(b"d").unwrap();
+    assert_eq!(wait_for(1000).0, 1);
+    w.write_all(b"e").unwrap();
+    assert_eq!(wait_for(0).0, 0, "one shot");
+    ctl(libc::EPOLL_CTL_MOD, r.as_raw_fd(), libc::EPOLLIN).unwrap();
+    drop(w);
+    assert_eq!(wait_for(1000), (1, libc::EPOLLIN | libc::EPOLLHUP));
+    drop(r);
+    assert_eq!(wait_for(0).0, 0, "a closed file leaves");
+}
+
+fn epoll_errors() {
+    let ep = unsafe { libc::epoll_create1(0) };
+    let (r, _w) = pipe();
+    let ctl = |op: i32, fd: i32| {
+        let mut e = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        ok(unsafe { libc::epoll_ctl(ep, op, fd, &raw mut e) })
+    };
+    assert_eq!(ctl(libc::EPOLL_CTL_DEL, r.as_raw_fd()), Err(libc::ENOENT));
+    assert_eq!(ctl(libc::EPOLL_CTL_ADD, r.as_raw_fd()), Ok(0));
+    assert_eq!(ctl(libc::EPOLL_CTL_ADD, r.as_raw_fd()), Err(libc::EEXIST));
+    assert_eq!(ctl(libc::EPOLL_CTL_ADD, ep), Err(libc::EINVAL));
+    assert_eq!(ctl(libc::EPOLL_CTL_ADD, 999), Err(libc::EBADF));
+    let file = std::fs::File::open("/etc/passwd").unwrap();
+    assert_eq!(ctl(libc::EPOLL_CTL_ADD, file.as_raw_fd()), Err(libc::EPERM));
+    let mut e = libc::epoll_event { events: 0, u64: 0 };
+    assert_eq!(ok(unsafe { libc::epoll_wait(ep, &raw mut e, 0, 0) }), Err(libc::EINVAL));
+}
+
+fn eventfd() {
+    let fd = unsafe { libc::eventfd(3, libc::EFD_NONBLOCK) };
+    let read = || {
+        let mut v = 0_u64;
+        ok(unsafe { libc::read(fd, (&raw mut v).cast(), 8) } as i64).map(|_| v)
+    };
+    let write = |v: u64| ok(unsafe { libc::write(fd, (&raw const v).cast(), 8) } as i64);
+    assert_eq!(read(), Ok(3));
+    assert_eq!(read(), Err(libc::EAGAIN));
+    assert_eq!(write(u64::MAX), Err(libc::EINVAL));
+    assert_eq!(write(u64::MAX - 1), Ok(8));
+    assert_eq!(write(1), Err(libc::EAGAIN));
+    assert_eq!(read(), Ok(u64::MAX - 1));
+    let sem = unsafe { libc::eventfd(2, libc::EFD_SEMAPHORE) };
+    let mut v = 0_u64;
+    unsafe { libc::read(sem, (&raw mut v).cast(), 8) };
+    assert_eq!(v, 1);
+    assert_eq!(ok(unsafe { libc::read(sem, (&raw mut v).cast(), 4) } as i64), Err(libc::EINVAL));
+}
+
+fn timerfd() {
+    let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, 0) };
+    let tick = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+    let spec = libc::itimerspec { it_interval: tick, it_value: tick };
+    assert_eq!(unsafe { libc::timerfd_settime(fd, 0, &raw const spec, std::ptr::null_mut()) }, 0);
+    let mut total = 0;
+    while total < 4 {
+        let mut v = 0_u64;
+        assert_eq!(unsafe { libc::read(fd, (&raw mut v).cast(), 8) }, 8);
+        total += v;
+    }
+    let mut now: libc::itimerspec = unsafe { std::mem::zeroed() };
+    assert_eq!(unsafe { libc::timerfd_gettime(fd, &raw mut now) }, 0);
+    assert_eq!(now.it_interval.tv_nsec, 5_000_000);
+}
+
+fn unix_stream() {
+    let (mut a, mut b) = UnixStream::pair().unwrap();
+    let pid = fork({
+        let mut b = b.try_clone().unwrap();
+        move || {
+            let mut s = [0; 5];
+            b.read_exact(&mut s).unwrap();
+            b.write_all(&s).unwrap();
+            0
+        }
+    });
+    a.write_all(b"hello").unwrap();
+    let mut s = [0; 5];
+    a.read_exact(&mut s).unwrap();
+    assert_eq!((&s, wait(pid)), (b"hello", 0));
+    a.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut rest = Vec::new();
+    b.read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty());
+    drop(b);
+    assert!(a.write_all(b"x").is_err());
+}
+
+fn unix_datagram() {
+    let (a, b) = UnixDatagram::pair().unwrap();
+    a.send(b"one").unwrap();
+    a.send(b"three").unwrap();
+    let mut buf = [0; 3];
+    assert_eq!(b.recv(&mut buf).unwrap(), 3);
+    assert_eq!(b.recv(&mut buf).unwrap(), 3, "the rest of a datagram is dropped");
+    b.set_nonblocking(true).unwrap();
+    assert_eq!(b.recv(&mut buf).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
+}
+
+fn pass_descriptor() {
+    let (a, b) = UnixStream::pair().unwrap();
+    let (mut r, w) = pipe();
+    unsafe {
+        let mut byte = [0_u8];
+        let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+        let mut control = [0_u64; 8];
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut iov;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        let c = libc::CMSG_FIRSTHDR(&raw const message);
+        (*c).cmsg_level = libc::SOL_SOCKET;
+        (*c).cmsg_type = libc::SCM_RIGHTS;
+        (*c).cmsg_len = libc::CMSG_LEN(4) as usize;
+        libc::CMSG_DATA(c).cast::<i32>().write_unaligned(w.as_raw_fd());
+        assert_eq!(libc::sendmsg(a.as_raw_fd(), &raw const message, 0), 1);
+        drop(w);
+        control = [0; 8];
+        message.msg_controllen = size_of_val(&control);
+        assert_eq!(libc::recvmsg(b.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC), 1);
+        let c = libc::CMSG_FIRSTHDR(&raw const message);
+        assert!(!c.is_null());
+        assert_eq!((*c).cmsg_type, libc::SCM_RIGHTS);
+        let fd = libc::CMSG_DATA(c).cast::<i32>().read_unaligned();
+        assert_eq!(libc::fcntl(fd, libc::F_GETFD), libc::FD_CLOEXEC);
+        assert_eq!(libc::write(fd, b"passed".as_ptr().cast(), 6), 6);
+        libc::close(fd);
+    }
+    let mut s = String::new();
+    r.read_to_string(&mut s).unwrap();
+    assert_eq!(s, "passed");
+}
+
+fn path_listener() {
+    let path = format!("/tmp/guest-socket-{}", unsafe { libc::getpid() });
+    let _ = std::fs::remove_file(&path);
+    assert_eq!(UnixStream::connect(&path).unwrap_err().raw_os_error(), Some(libc::ENOENT));
+    let listener = UnixListener::bind(&path).unwrap();
+    assert_eq!(UnixListener::bind(&path).unwrap_err().raw_os_error(), Some(libc::EADDRINUSE));
+    let p = path.clone();
+    let client = thread::spawn(move || {
+        let mut s = UnixStream::connect(p).unwrap();
+        s.write_all(b"hi").unwrap();
+    });
+    let (mut s, _) = listener.accept().unwrap();
+    let mut text = String::new();
+    s.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "hi");
+    client.join().unwrap();
+    drop(listener);
+    assert_eq!(UnixStream::connect(&path).unwrap_err().raw_os_error(), Some(libc::ECONNREFUSED));
+    std::fs::remove_file(path).unwrap();
+}
+
+fn tcp() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = thread::spawn(move || {
+        let mut s = std::net::TcpStream::connect(address).unwrap();
+        s.write_all(&[7; 200_000]).unwrap();
+        s.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut b = [0; 2];
+        s.read_exact(&mut b).unwrap();
+        b
+    });
+    let (mut s, peer) = listener.accept().unwrap();
+    assert!(peer.ip().is_loopback());
+    let mut all = Vec::new();
+    s.read_to_end(&mut all).unwrap();
+    assert_eq!(all, vec![7; 200_000]);
+    s.write_all(b"ok").unwrap();
+    assert_eq!(&client.join().unwrap(), b"ok");
+    drop(listener);
+    assert_eq!(std::net::TcpStream::connect(address).unwrap_err().raw_os_error(), Some(libc::ECONNREFUSED));
+}
+
+fn udp() {
+    let a = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let b = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    a.send_to(b"datagram", b.local_addr().unwrap()).unwrap();
+    let mut buf = [0; 100];
+    let (n, from) = b.recv_from(&mut buf).unwrap();
+    assert_eq!((&buf[..n], from), (b"datagram".as_slice(), a.local_addr().unwrap()));
+}
+
+fn socket_errors() {
+    let socket = |f: i32, t: i32, p: i32| ok(unsafe { libc::socket(f, t, p) });
+    assert_eq!(socket(99, libc::SOCK_STREAM, 0), Err(libc::EAFNOSUPPORT));
+    assert_eq!(socket(libc::AF_UNIX, 77, 0), Err(libc::EINVAL));
+    assert_eq!(socket(libc::AF_UNIX, libc::SOCK_STREAM, 5), Err(libc::EPROTONOSUPPORT));
+    let fd = socket(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap() as i32;
+    assert_eq!(ok(unsafe { libc::listen(1, 1) }), Err(libc::ENOTSOCK));
+    let mut b = [0_u8; 4];
+    assert_eq!(ok(unsafe { libc::recv(fd, b.as_mut_ptr().cast(), 4, 0) } as i64), Err(libc::EINVAL));
+    assert_eq!(ok(unsafe { libc::send(fd, b.as_ptr().cast(), 4, libc::MSG_NOSIGNAL) } as i64), Err(libc::ENOTCONN));
+}
+
+fn pty() {
+    unsafe {
+        let master = libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY);
+        assert!(master >= 0);
+        assert_eq!(libc::grantpt(master), 0);
+        assert_eq!(libc::unlockpt(master), 0);
+        let mut name = [0 as libc::c_char; 64];
+        assert_eq!(libc::ptsname_r(master, name.as_mut_ptr(), 64), 0);
+        let slave = libc::open(name.as_ptr(), libc::O_RDWR | libc::O_NOCTTY);
+        assert!(slave >= 0);
+        assert_eq!(libc::isatty(slave), 1);
+        assert_eq!(libc::write(master, b"hello\n".as_ptr().cast(), 6), 6);
+        let mut buf = [0_u8; 64];
+        let n = libc::read(slave, buf.as_mut_ptr().cast(), 64);
+        assert_eq!(&buf[..n as usize], b"hello\n");
+        let n = libc::read(master, buf.as_mut_ptr().cast(), 64);
+        assert_eq!(&buf[..n as usize], b"hello\r\n", "echo");
+        let size = libc::winsize { ws_row: 11, ws_col: 22, ws_xpixel: 0, ws_ypixel: 0 };
+        assert_eq!(libc::ioctl(master, libc::TIOCSWINSZ, &raw const size), 0);
+        let mut got: libc::winsize = std::mem::zeroed();
+        assert_eq!(libc::ioctl(slave, libc::TIOCGWINSZ, &raw mut got), 0);
+        assert_eq!((got.ws_row, got.ws_col), (11, 22));
+    }
+}
+
+fn splice() {
+    let (mut r, w) = pipe();
+    let path = "/etc/passwd";
+    let file = std::fs::File::open(path).unwrap();
+    let null = std::ptr::null_mut();
+    let n = ok(unsafe { libc::splice(file.as_raw_fd(), null, w.as_raw_fd(), null, 100, 0) } as i64).unwrap();
+    drop(w);
+    let mut all = Vec::new();
+    r.read_to_end(&mut all).unwrap();
+    assert_eq!(all.len() as i64, n);
+    assert_eq!(all, std::fs::read(path).unwrap()[..n as usize]);
+    in_child(|| ());
+}
