@@ -2,8 +2,8 @@
 use std::sync::Arc;
 
 use super::AddressSpace;
-use crate::Result;
 use crate::platform::PhysAddr;
+use crate::{Errno, Result};
 
 /// A page of a mapped object.
 pub enum MappedPage {
@@ -22,6 +22,9 @@ pub enum MappedPage {
 }
 
 /// An object that can be mapped: a file's contents. Identity (for shared futexes and /proc/PID/maps) is `key`.
+///
+/// All but `add_mapper` are called with an address space locked: implementations take locks of rank `Mapping` and above
+/// only, and copy to or from no user memory.
 pub trait Mappable: Send + Sync {
     /// (device, inode) as stat(2) gives them; also the identity for shared futex keys.
     fn key(&self) -> (u64, u64);
@@ -31,6 +34,25 @@ pub trait Mappable: Send + Sync {
     fn page(&self, offset: u64, write: bool) -> Result<MappedPage>;
     /// Length in bytes now.
     fn size(&self) -> u64;
+    /// Whether a page mapped for reading must stay read-only until `page(_, true)` was asked for it. False lets a shared
+    /// writable mapping be written with no further notice.
+    fn write_notify(&self) -> bool {
+        true
+    }
+    /// Frees `start..end` (page-aligned) so that it reads as zeroes; for MADV_REMOVE. The caller unmaps its own space; the
+    /// object tells other mappers.
+    fn punch_hole(&self, start: u64, end: u64) -> Result<()> {
+        let _ = (start, end);
+        Err(Errno::EOPNOTSUPP)
+    }
+    /// Whether the page at `offset` is in memory, for mincore(2).
+    fn is_resident(&self, offset: u64) -> bool {
+        offset < self.size()
+    }
+    /// Writes changes back, for msync(2).
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
     /// `space` has mapped part of the object (once per space, weakly remembered), so that a truncation can
     /// call [`AddressSpace::unmap_object`].
     fn add_mapper(&self, space: &Arc<AddressSpace>);

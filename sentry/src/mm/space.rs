@@ -1,12 +1,19 @@
 //! An address space: the tree of VMAs, and the operations of mmap(2) and its family.
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bitflags::bitflags;
 use guest_abi::UserAddr;
+use guest_abi::layout::{MMAP_MIN_ADDR, PAGE_SIZE, TASK_SIZE};
 
-use super::Mappable;
-use crate::platform::{GuestSpace, Platform};
+use super::image::ImageInfo;
+use super::shared::SharedAnonymous;
+use super::vma::{Ahead, Backing, Vma, VmaTree};
+use super::{Mappable, PAGE_MASK};
+use crate::lock::{Mutex, Rank, RwLock};
+use crate::platform::{GuestSpace, Memory, PhysAddr, Platform, Pte, PteFlags};
 use crate::{Errno, Result};
 
 bitflags! {
@@ -37,8 +44,26 @@ bitflags! {
         const STACK = 32;
         /// MAP_NORESERVE.
         const NORESERVE = 64;
-        /// MAP_LOCKED.
+        /// MAP_LOCKED, mlock(2).
         const LOCKED = 128;
+        /// MADV_DONTFORK.
+        const DONTFORK = 256;
+        /// MADV_WIPEONFORK.
+        const WIPEONFORK = 512;
+        /// MADV_DONTDUMP.
+        const DONTDUMP = 1024;
+        /// MADV_HUGEPAGE.
+        const HUGEPAGE = 2048;
+        /// MADV_NOHUGEPAGE.
+        const NOHUGEPAGE = 4096;
+        /// MADV_SEQUENTIAL.
+        const SEQUENTIAL = 8192;
+        /// MADV_RANDOM: nothing is filled ahead of a fault.
+        const RANDOM = 16384;
+        /// MAP_STACK: a thread's stack, filled page by page.
+        const THREAD_STACK = 32768;
+        /// MLOCK_ONFAULT.
+        const LOCKED_ONFAULT = 65536;
     }
 }
 
@@ -123,21 +148,136 @@ pub enum FaultSignal {
     OutOfMemory,
 }
 
-/// An address space. All methods lock inside.
-pub struct AddressSpace {
-    pages: Arc<dyn GuestSpace>,
+/// Most VMAs of a space (vm.max_map_count).
+pub const MAX_MAP_COUNT: usize = 65530;
+
+/// Limits of the owning process that memory calls obey, in bytes; u64::MAX is none (getrlimit(2)).
+#[derive(Clone, Copy, Debug)]
+pub struct SpaceLimits {
+    /// RLIMIT_AS.
+    pub address_space: u64,
+    /// RLIMIT_DATA.
+    pub data: u64,
+    /// RLIMIT_STACK.
+    pub stack: u64,
+    /// RLIMIT_MEMLOCK.
+    pub memlock: u64,
 }
 
-#[allow(unused_variables, missing_docs)]
+impl Default for SpaceLimits {
+    fn default() -> Self {
+        SpaceLimits { address_space: u64::MAX, data: u64::MAX, stack: 8 << 20, memlock: 8 << 20 }
+    }
+}
+
+/// What is behind the space's lock.
+pub(super) struct State {
+    pub vmas: VmaTree,
+    pub limits: SpaceLimits,
+    /// Mappings are placed below this address.
+    pub mmap_base: u64,
+    pub brk_base: u64,
+    pub brk: u64,
+    /// LOCKED and LOCKED_ONFAULT for mappings to come (mlockall MCL_FUTURE).
+    pub future: MapFlags,
+    /// Present pages owned by this space (anonymous memory).
+    pub anonymous: u64,
+    /// Present pages of objects.
+    pub object_pages: u64,
+    /// The largest number of present pages seen.
+    pub peak: u64,
+}
+
+impl State {
+    /// Counts an entry as present.
+    pub(super) fn count_in(&mut self, flags: PteFlags, pages: u64) {
+        if is_private_page(flags) {
+            self.anonymous += pages;
+        } else {
+            self.object_pages += pages;
+        }
+        self.peak = self.peak.max(self.anonymous + self.object_pages);
+    }
+
+    /// Counts an entry as gone.
+    pub(super) fn count_out(&mut self, flags: PteFlags) {
+        let n = if is_private_page(flags) { &mut self.anonymous } else { &mut self.object_pages };
+        *n = n.saturating_sub(1);
+    }
+}
+
+/// Whether the entry's frame belongs to this space (or its forks) alone.
+pub(super) fn is_private_page(flags: PteFlags) -> bool {
+    flags.contains(PteFlags::OWNED) && !flags.contains(PteFlags::OBJECT)
+}
+
+/// What a change took out. It is let go only after the space's lock: dropping a file runs code of other modules.
+#[derive(Default)]
+pub(super) struct Removed {
+    pub vmas: Vec<Vma>,
+    pub frames: Vec<PhysAddr>,
+}
+
+impl Removed {
+    pub(super) fn let_go(self, memory: &dyn Memory) {
+        if !self.frames.is_empty() {
+            memory.release(&self.frames);
+        }
+    }
+}
+
+/// An address space. All methods lock inside.
+pub struct AddressSpace {
+    pub(super) id: u64,
+    pub(super) platform: Arc<dyn Platform>,
+    pub(super) pages: Arc<dyn GuestSpace>,
+    pub(super) state: RwLock<State>,
+    pub(super) image: Mutex<ImageInfo>,
+}
+
+impl Drop for AddressSpace {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Rounds up to pages.
+pub(super) fn page_ceil(len: u64) -> Option<u64> {
+    len.checked_add(PAGE_SIZE - 1).map(|l| l & PAGE_MASK)
+}
+
 impl AddressSpace {
     /// An empty address space.
     pub fn new(platform: &Arc<dyn Platform>) -> Result<Arc<AddressSpace>> {
-        todo!()
+        let mut random = [0; 8];
+        platform.random(&mut random);
+        // As mmap_base(): room for the stack to grow, its random offset and its guard; then 28 random bits of pages.
+        let gap = (128 << 20) + (16 << 30) + super::vma::STACK_GUARD;
+        let shift = (u64::from_le_bytes(random) & ((1 << 28) - 1)) * PAGE_SIZE;
+        let state = State {
+            vmas: VmaTree::default(),
+            limits: SpaceLimits::default(),
+            mmap_base: TASK_SIZE - gap - shift,
+            brk_base: 0,
+            brk: 0,
+            future: MapFlags::empty(),
+            anonymous: 0,
+            object_pages: 0,
+            peak: 0,
+        };
+        Self::from_state(platform.clone(), state, ImageInfo::default())
     }
 
-    /// A copy-on-write copy for fork(2).
-    pub fn fork(self: &Arc<Self>) -> Result<Arc<AddressSpace>> {
-        todo!()
+    pub(super) fn from_state(platform: Arc<dyn Platform>, state: State, image: ImageInfo) -> Result<Arc<AddressSpace>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let pages = platform.new_space()?;
+        Ok(Arc::new(AddressSpace {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            platform,
+            pages,
+            state: RwLock::new(Rank::AddressSpace, state),
+            image: Mutex::new(Rank::Leaf, image),
+        }))
     }
 
     /// The page tables, for `Platform::enter`.
@@ -145,55 +285,441 @@ impl AddressSpace {
         &*self.pages
     }
 
+    /// An identity that no other address space of the sandbox ever has.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn memory(&self) -> &dyn Memory {
+        self.platform.memory()
+    }
+
+    /// The limits obeyed now.
+    pub fn limits(&self) -> SpaceLimits {
+        self.state.read().limits
+    }
+
+    /// Changes the limits (setrlimit(2)).
+    pub fn set_limits(&self, limits: SpaceLimits) {
+        self.state.write().limits = limits;
+    }
+
     /// mmap(2) after its arguments were decoded. Gives the address.
     pub fn map(self: &Arc<Self>, request: MapRequest) -> Result<UserAddr> {
-        todo!()
+        if request.len == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let len = page_ceil(request.len).filter(|&l| l <= TASK_SIZE).ok_or(Errno::ENOMEM)?;
+        let shared_zero = request.flags.contains(MapFlags::SHARED) && matches!(request.source, MapSource::Anonymous);
+        let source = if shared_zero {
+            let object = SharedAnonymous::new(self.platform.clone(), len);
+            MapSource::File { object, offset: 0, file: None, may_write: true }
+        } else {
+            request.source
+        };
+        if let MapSource::File { object, .. } = &source {
+            object.add_mapper(self);
+        }
+        let mut removed = Removed::default();
+        let mapped = {
+            let mut state = self.state.write();
+            self.map_locked(&mut state, request.addr.0, len, request.prot, request.flags, source, &mut removed)
+        };
+        removed.let_go(self.memory());
+        let (addr, flags) = mapped?;
+        if flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) && !flags.contains(MapFlags::LOCKED_ONFAULT) {
+            // As Linux: a failure to populate does not fail the mapping.
+            let _ = self.populate(addr, addr + len, None);
+        }
+        Ok(UserAddr(addr))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn map_locked(
+        &self,
+        state: &mut State,
+        wanted: u64,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+        source: MapSource,
+        removed: &mut Removed,
+    ) -> Result<(u64, MapFlags)> {
+        if state.vmas.len() > MAX_MAP_COUNT {
+            return Err(Errno::ENOMEM);
+        }
+        let fixed = flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE);
+        let addr = if fixed {
+            Self::check_fixed(wanted, len)?;
+            if flags.contains(MapFlags::FIXED_NOREPLACE) && !state.vmas.is_free(wanted, wanted + len) {
+                return Err(Errno::EEXIST);
+            }
+            wanted
+        } else {
+            Self::place(state, wanted, len).ok_or(Errno::ENOMEM)?
+        };
+        let flags = flags | state.future;
+        let pages = len / PAGE_SIZE;
+        let replaced = if fixed { state.vmas.mapped_pages(addr, addr + len) } else { 0 };
+        self.may_expand(state, pages.saturating_sub(replaced), prot, flags)?;
+        if flags.contains(MapFlags::LOCKED) {
+            let bytes = (state.vmas.locked + pages).saturating_mul(PAGE_SIZE);
+            if bytes > state.limits.memlock {
+                return Err(Errno::EAGAIN);
+            }
+        }
+        if replaced > 0 {
+            if state.vmas.len() + state.vmas.splits(addr, addr + len) > MAX_MAP_COUNT {
+                return Err(Errno::ENOMEM);
+            }
+            self.unmap_locked(state, addr, addr + len, removed);
+        }
+        let (backing, offset) = match source {
+            MapSource::Anonymous => (Backing::Anonymous, 0),
+            MapSource::File { object, offset, file, may_write } => {
+                (Backing::Object { object, file, may_write }, offset)
+            }
+            MapSource::Special { name, frames } => (Backing::Special { name, frames }, 0),
+        };
+        let once = MapFlags::FIXED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE;
+        state.vmas.insert(Vma {
+            start: addr,
+            end: addr + len,
+            prot,
+            flags: flags - once,
+            backing,
+            offset,
+            windows: BTreeMap::new(),
+            ahead: Ahead::default(),
+            name: None,
+        });
+        Ok((addr, flags))
+    }
+
+    /// The checks of a fixed address.
+    pub(super) fn check_fixed(addr: u64, len: u64) -> Result<()> {
+        if addr & !PAGE_MASK != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if addr.checked_add(len).is_none_or(|end| end > TASK_SIZE) {
+            return Err(Errno::ENOMEM);
+        }
+        if addr < MMAP_MIN_ADDR {
+            return Err(Errno::EPERM);
+        }
+        Ok(())
+    }
+
+    /// A place for `len` bytes: at the hint if that is free, else as high as possible below the base, else anywhere.
+    pub(super) fn place(state: &State, hint: u64, len: u64) -> Option<u64> {
+        if hint != 0 {
+            let at = (hint & PAGE_MASK).max(MMAP_MIN_ADDR);
+            let end = at.checked_add(len).filter(|&end| end <= TASK_SIZE);
+            if end.is_some_and(|end| state.vmas.place(len, at, end) == Some(at)) {
+                return Some(at);
+            }
+        }
+        let below = state.vmas.place(len, MMAP_MIN_ADDR, state.mmap_base);
+        below.or_else(|| state.vmas.place(len, MMAP_MIN_ADDR, TASK_SIZE))
+    }
+
+    /// ENOMEM if `pages` more would exceed RLIMIT_AS, RLIMIT_DATA, or are more than the sandbox could ever have.
+    pub(super) fn may_expand(&self, state: &State, pages: u64, prot: Prot, flags: MapFlags) -> Result<()> {
+        if (state.vmas.total + pages).saturating_mul(PAGE_SIZE) > state.limits.address_space {
+            return Err(Errno::ENOMEM);
+        }
+        if Vma::is_data(prot, flags) && (state.vmas.data + pages).saturating_mul(PAGE_SIZE) > state.limits.data {
+            return Err(Errno::ENOMEM);
+        }
+        self.may_commit(pages, prot, flags)
+    }
+
+    /// The overcommit heuristic (vm.overcommit_memory 0): refuses what alone exceeds all memory.
+    pub(super) fn may_commit(&self, pages: u64, prot: Prot, flags: MapFlags) -> Result<()> {
+        if Vma::accountable(prot, flags) && pages.saturating_mul(PAGE_SIZE) > self.memory().limit() {
+            return Err(Errno::ENOMEM);
+        }
+        Ok(())
     }
 
     /// munmap(2).
     pub fn unmap(&self, addr: UserAddr, len: u64) -> Result<()> {
-        todo!()
+        let end = Self::check_range(addr, len)?;
+        let mut removed = Removed::default();
+        {
+            let mut state = self.state.write();
+            // Cutting a hole needs one VMA more.
+            if state.vmas.splits(addr.0, end) == 2
+                && state.vmas.find(addr.0).is_some_and(|v| v.end > end)
+                && state.vmas.len() >= MAX_MAP_COUNT
+            {
+                return Err(Errno::ENOMEM);
+            }
+            self.unmap_locked(&mut state, addr.0, end, &mut removed);
+        }
+        removed.let_go(self.memory());
+        Ok(())
+    }
+
+    /// The range check of munmap(2): EINVAL for an unaligned start, nothing, or anything beyond the program's half.
+    fn check_range(addr: UserAddr, len: u64) -> Result<u64> {
+        if addr.page_offset() != 0 || addr.0 > TASK_SIZE || len > TASK_SIZE - addr.0 {
+            return Err(Errno::EINVAL);
+        }
+        match page_ceil(len) {
+            None | Some(0) => Err(Errno::EINVAL),
+            Some(len) => Ok(addr.0 + len),
+        }
+    }
+
+    pub(super) fn unmap_locked(&self, state: &mut State, start: u64, end: u64, removed: &mut Removed) {
+        let vmas = state.vmas.remove_range(start, end);
+        let (Some(first), Some(last)) = (vmas.first(), vmas.last()) else { return };
+        self.drop_entries(state, first.start, last.end, removed);
+        removed.vmas.extend(vmas);
+    }
+
+    /// Clears all entries in `start..end`.
+    pub(super) fn drop_entries(&self, state: &mut State, start: u64, end: u64, removed: &mut Removed) {
+        if state.anonymous + state.object_pages == 0 {
+            return;
+        }
+        self.pages.update(start, end, &mut |_, pte| {
+            state.count_out(pte.flags);
+            if pte.flags.contains(PteFlags::OWNED) {
+                removed.frames.push(pte.pa);
+            }
+            None
+        });
     }
 
     /// Drops every mapping (exec, exit); frames are released at once.
     pub fn clear(&self) {
-        todo!()
+        let mut removed = Removed::default();
+        {
+            let mut state = self.state.write();
+            removed.vmas = state.vmas.take_all();
+            self.drop_entries(&mut state, 0, TASK_SIZE, &mut removed);
+            (state.brk, state.brk_base) = (0, 0);
+        }
+        removed.let_go(self.memory());
+        let exe = self.image.lock().exe.take();
+        drop(exe);
     }
 
-    /// Drops entries that show `start..end` bytes of a truncated or copied-up object.
+    /// Drops entries that show `start..end` bytes of an object that was truncated, punched, or copied up. Past the
+    /// object's end, private copies go too (as Linux does at truncation).
     pub fn unmap_object(&self, object: &dyn Mappable, start: u64, end: u64) {
-        todo!()
-    }
-
-    /// Makes an access possible, or says which signal it deserves. `write` and `exec` as in the page fault's error code.
-    pub fn fault(self: &Arc<Self>, addr: UserAddr, write: bool, exec: bool) -> Result<(), FaultSignal> {
-        todo!()
+        let key = object.key();
+        let (start, end) = (start & PAGE_MASK, page_ceil(end).unwrap_or(u64::MAX & PAGE_MASK));
+        let size = object.size();
+        let mut removed = Removed::default();
+        {
+            let mut state = self.state.write();
+            let mut ranges = Vec::new();
+            for vma in state.vmas.iter() {
+                let Backing::Object { object: mapped, .. } = &vma.backing else { continue };
+                let vma_end = vma.offset.saturating_add(vma.end - vma.start);
+                if mapped.key() != key || vma.offset >= end || vma_end <= start {
+                    continue;
+                }
+                let from = vma.start + start.saturating_sub(vma.offset);
+                let to = vma.start + (end.min(vma_end) - vma.offset);
+                ranges.push((from, to, vma.offset, vma.start));
+            }
+            for (from, to, offset, base) in ranges {
+                self.pages.update(from, to, &mut |va, pte| {
+                    let past_end = offset + (va - base) >= size;
+                    if is_private_page(pte.flags) && !past_end {
+                        return Some(pte);
+                    }
+                    state.count_out(pte.flags);
+                    if pte.flags.contains(PteFlags::OWNED) {
+                        removed.frames.push(pte.pa);
+                    }
+                    None
+                });
+            }
+        }
+        removed.let_go(self.memory());
     }
 
     /// Sets the start of the heap (exec).
     pub fn set_brk_base(&self, addr: UserAddr) {
-        todo!()
+        let mut state = self.state.write();
+        state.brk_base = addr.0;
+        state.brk = addr.0;
+    }
+
+    /// The start of the heap and the break.
+    pub fn brk_range(&self) -> (u64, u64) {
+        let state = self.state.read();
+        (state.brk_base, state.brk)
     }
 
     /// brk(2): gives the new (or unchanged) break.
     pub fn brk(self: &Arc<Self>, addr: UserAddr) -> UserAddr {
-        todo!()
+        let data = {
+            let image = self.image.lock();
+            image.end_data.saturating_sub(image.start_data)
+        };
+        let mut removed = Removed::default();
+        let (brk, populate) = {
+            let mut state = self.state.write();
+            self.brk_locked(&mut state, addr.0, data, &mut removed)
+        };
+        removed.let_go(self.memory());
+        if let Some((start, end)) = populate {
+            let _ = self.populate(start, end, None);
+        }
+        UserAddr(brk)
+    }
+
+    fn brk_locked(&self, state: &mut State, addr: u64, data: u64, removed: &mut Removed) -> (u64, Option<(u64, u64)>) {
+        let unchanged = (state.brk, None);
+        if addr < state.brk_base || addr > TASK_SIZE || state.brk_base == 0 {
+            return unchanged;
+        }
+        if (addr - state.brk_base).saturating_add(data) > state.limits.data {
+            return unchanged;
+        }
+        let (Some(old), Some(new)) = (page_ceil(state.brk), page_ceil(addr)) else { return unchanged };
+        if new < old {
+            self.unmap_locked(state, new, old, removed);
+        } else if new > old {
+            let flags = state.future;
+            // One page is kept free above the heap, and the guard below a stack.
+            let room = state.vmas.place(new - old + PAGE_SIZE, old, new + PAGE_SIZE) == Some(old);
+            let prot = Prot::READ | Prot::WRITE;
+            let pages = (new - old) / PAGE_SIZE;
+            let locked = (state.vmas.locked + pages).saturating_mul(PAGE_SIZE) > state.limits.memlock;
+            if !room
+                || state.vmas.len() > MAX_MAP_COUNT
+                || (flags.contains(MapFlags::LOCKED) && locked)
+                || self.may_expand(state, pages, prot, flags).is_err()
+            {
+                return unchanged;
+            }
+            state.vmas.insert(Vma {
+                start: old,
+                end: new,
+                prot,
+                flags,
+                backing: Backing::Anonymous,
+                offset: 0,
+                windows: BTreeMap::new(),
+                ahead: Ahead::default(),
+                name: None,
+            });
+            state.brk = addr;
+            let fill = flags.contains(MapFlags::LOCKED) && !flags.contains(MapFlags::LOCKED_ONFAULT);
+            return (addr, fill.then_some((old, new)));
+        }
+        state.brk = addr;
+        (addr, None)
     }
 
     /// All VMAs in order; `resident` counts present pages too.
     pub fn maps(&self, resident: bool) -> Vec<VmaInfo> {
-        todo!()
+        let mut list = Vec::new();
+        let mut files = Vec::new();
+        {
+            let state = self.state.read();
+            for vma in state.vmas.iter() {
+                let mut present = 0;
+                if resident {
+                    self.pages.update(vma.start, vma.end, &mut |_, pte| {
+                        present += PAGE_SIZE;
+                        Some(pte)
+                    });
+                }
+                let source = match &vma.backing {
+                    Backing::Anonymous => MapSource::Anonymous,
+                    Backing::Object { object, file, may_write } => MapSource::File {
+                        object: object.clone(),
+                        offset: vma.offset,
+                        file: file.clone(),
+                        may_write: *may_write,
+                    },
+                    Backing::Special { name, frames } => MapSource::Special { name, frames: frames.clone() },
+                };
+                let name = match &vma.backing {
+                    Backing::Special { name, .. } => name.as_bytes().to_vec(),
+                    Backing::Object { file: Some(file), .. } => {
+                        files.push((list.len(), file.clone()));
+                        Vec::new()
+                    }
+                    Backing::Object { file: None, .. } => b"/dev/zero (deleted)".to_vec(),
+                    Backing::Anonymous if vma.flags.contains(MapFlags::STACK) => b"[stack]".to_vec(),
+                    Backing::Anonymous if vma.start < state.brk && vma.end > state.brk_base => b"[heap]".to_vec(),
+                    Backing::Anonymous => match &vma.name {
+                        Some(name) => [b"[anon:", &**name, b"]"].concat(),
+                        None => Vec::new(),
+                    },
+                };
+                list.push(VmaInfo {
+                    start: vma.start,
+                    end: vma.end,
+                    prot: vma.prot,
+                    flags: vma.flags,
+                    source,
+                    offset: vma.offset,
+                    resident: present,
+                    name,
+                });
+            }
+        }
+        // Paths take locks of the VFS, which come before the space's.
+        for (i, file) in files {
+            if let Some(info) = list.get_mut(i) {
+                info.name = file.maps_path();
+            }
+        }
+        list
     }
 
     /// Total mapped bytes and resident bytes.
     pub fn sizes(&self) -> (u64, u64) {
-        todo!()
+        let usage = self.usage();
+        (usage.total, usage.anonymous + usage.file)
     }
 
-    /// The identity of the futex word at `addr`: private (space, address) or shared (object or frame, offset).
-    pub fn futex_key(self: &Arc<Self>, addr: UserAddr, shared: bool) -> Result<FutexKey> {
-        todo!()
+    /// What /proc/PID/status and statm show.
+    pub fn usage(&self) -> Usage {
+        let state = self.state.read();
+        Usage {
+            total: state.vmas.total * PAGE_SIZE,
+            data: state.vmas.data * PAGE_SIZE,
+            locked: state.vmas.locked * PAGE_SIZE,
+            anonymous: state.anonymous * PAGE_SIZE,
+            file: state.object_pages * PAGE_SIZE,
+            peak: state.peak * PAGE_SIZE,
+        }
     }
+
+    /// Stores an entry where there was none, counted.
+    pub(super) fn enter(&self, state: &mut State, va: u64, pte: Pte) -> Result<()> {
+        self.pages.map(va, pte)?;
+        state.count_in(pte.flags, 1);
+        Ok(())
+    }
+}
+
+/// Memory use of a space, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// VmSize.
+    pub total: u64,
+    /// VmData: private writable mappings.
+    pub data: u64,
+    /// VmLck.
+    pub locked: u64,
+    /// RssAnon.
+    pub anonymous: u64,
+    /// RssFile and RssShmem.
+    pub file: u64,
+    /// VmHWM.
+    pub peak: u64,
 }
 
 /// Identity of a futex word.

@@ -90,6 +90,9 @@ bitflags! {
         const OWNED = 4;
         /// Not accessible by the program though kept (PROT_NONE over populated memory): stored as a non-present entry.
         const NONE = 8;
+        /// The frame belongs to a mapped object (a tmpfs page, shared memory), not to this space alone. Without meaning to
+        /// the platform, which keeps the bit.
+        const OBJECT = 16;
     }
 }
 
@@ -111,6 +114,19 @@ pub trait GuestSpace: Send + Sync + Any {
     /// Stores an entry that was absent, or gives an entry with the same `pa` more rights. No shootdown is needed or done.
     /// ENOMEM when no page-table page can be had.
     fn map(&self, va: u64, pte: Pte) -> Result<(), Errno>;
+
+    /// Stores entries for `count` consecutive pages from `va` and `pa` on, as `map`, and stops before the first one that is
+    /// present already (or when no page-table page can be had). Gives the number stored.
+    fn map_run(&self, va: u64, pa: PhysAddr, count: usize, flags: PteFlags) -> usize {
+        for i in 0..count {
+            let at = i as u64 * guest_abi::layout::PAGE_SIZE;
+            let pte = Pte { pa: PhysAddr(pa.0 + at), flags };
+            if self.lookup(va + at).is_some() || self.map(va + at, pte).is_err() {
+                return i;
+            }
+        }
+        count
+    }
 
     /// Visits every stored entry in `start..end` (page-aligned, ascending) and stores what `visit` answers (None clears).
     /// Cost is in proportion to page-table pages present, not to the range. Before it returns, no vCPU can use an old
@@ -152,6 +168,20 @@ pub trait Memory: Send + Sync {
 
     /// Copies one page.
     fn copy_page(&self, from: PhysAddr, to: PhysAddr) -> Result<(), Errno>;
+
+    /// Copies bytes from memory to memory.
+    fn copy(&self, from: PhysAddr, to: PhysAddr, len: usize) -> Result<(), Errno> {
+        let mut page = [0; 4096];
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(page.len());
+            let buf = page.get_mut(..n).ok_or(Errno::EFAULT)?;
+            self.read(PhysAddr(from.0 + done as u64), buf)?;
+            self.write(PhysAddr(to.0 + done as u64), buf)?;
+            done += n;
+        }
+        Ok(())
+    }
 
     /// Atomically loads an aligned u32 (sequentially consistent).
     fn load_u32(&self, pa: PhysAddr) -> Result<u32, Errno>;
@@ -252,6 +282,11 @@ pub trait Platform: Send + Sync + 'static {
 
     /// Asks for one call of `Kernel::on_deadline` at monotonic time `at`; replaces the earlier request; None cancels.
     fn set_deadline(&self, at: Option<u64>);
+
+    /// A full memory barrier on every CPU that runs threads of this sandbox (membarrier(2)).
+    fn memory_barrier(&self) {
+        core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
+    }
 
     /// Fills with cryptographically secure random bytes.
     fn random(&self, buf: &mut [u8]);

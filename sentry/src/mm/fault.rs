@@ -1,0 +1,472 @@
+//! Page faults: makes an access possible, filling pages ahead of the next faults. Owns the policy of what to fill; never who
+//! gets a signal (the caller's).
+use std::sync::Arc;
+
+use guest_abi::UserAddr;
+use guest_abi::layout::{MMAP_MIN_ADDR, PAGE_SIZE, TASK_SIZE};
+
+use super::backing::MappedPage;
+use super::space::{MapFlags, Prot, State, is_private_page};
+use super::vma::{Ahead, Backing, STACK_GUARD, Vma};
+use super::{AddressSpace, FaultSignal, Mappable, PAGE_MASK};
+use crate::platform::host::Window;
+use crate::platform::{PhysAddr, Pte, PteFlags};
+use crate::{Errno, Result};
+
+/// A fault costs as much as filling some 15 pages, so guesses are cheap: what is filled first, and the most at a time.
+const ANONYMOUS_FIRST: u64 = 4;
+const ANONYMOUS_MOST: u64 = 512;
+/// Smaller mappings are filled page by page: nothing says that they are used in order.
+const ANONYMOUS_LARGE: u64 = 128 << 10;
+/// Pages of a window mapped with the one asked for: entries only, no memory.
+const WINDOW_FIRST: u64 = 128;
+const WINDOW_MOST: u64 = 512;
+/// Private copies of file pages (a program's data) made at once.
+const COPY_FIRST: u64 = 4;
+const COPY_MOST: u64 = 64;
+/// Frames of an object (tmpfs, shared memory) asked for at once.
+const FRAMES_FIRST: u64 = 4;
+const FRAMES_MOST: u64 = 64;
+/// Pages of a stack filled downwards.
+const STACK_PAGES: u64 = 4;
+
+/// The kind of an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Access {
+    pub write: bool,
+    pub exec: bool,
+    /// Regardless of the VMA's rights (ptrace, /proc/PID/mem).
+    pub force: bool,
+}
+
+impl Access {
+    pub(super) const READ: Access = Access { write: false, exec: false, force: false };
+    pub(super) const WRITE: Access = Access { write: true, exec: false, force: false };
+
+    /// Whether an entry allows it.
+    pub(super) fn allowed_by(self, pte: Pte) -> bool {
+        (!pte.flags.contains(PteFlags::NONE) || (self.force && !self.write))
+            && (!self.write || pte.flags.contains(PteFlags::WRITE))
+            && (!self.exec || pte.flags.contains(PteFlags::EXEC))
+    }
+}
+
+fn signal_of(errno: Errno) -> FaultSignal {
+    if errno == Errno::ENOMEM { FaultSignal::OutOfMemory } else { FaultSignal::Bus }
+}
+
+/// How many pages to fill: `first`, or four times the last fill where the fault is where it was expected.
+fn window_size(ahead: &Ahead, page: u64, first: u64, most: u64) -> u64 {
+    if ahead.next == page && ahead.pages > 0 { (ahead.pages * 4).clamp(first, most) } else { first }
+}
+
+/// What a fault needs to know of its VMA, copied out so that the tree can be changed.
+struct Site {
+    start: u64,
+    end: u64,
+    flags: MapFlags,
+    entry: PteFlags,
+    writable: bool,
+    ahead: Ahead,
+    offset: u64,
+}
+
+impl AddressSpace {
+    /// Makes an access possible, or says which signal it deserves. `write` and `exec` as in the page fault's error code.
+    pub fn fault(self: &Arc<Self>, addr: UserAddr, write: bool, exec: bool) -> Result<(), FaultSignal> {
+        let mut state = self.state.write();
+        self.fault_locked(&mut state, addr.0, Access { write, exec, force: false }).map(|_| ())
+    }
+
+    /// As `fault`; gives the entry that allows the access (for a forced write: that holds a private copy).
+    pub(super) fn fault_locked(&self, state: &mut State, addr: u64, access: Access) -> Result<Pte, FaultSignal> {
+        let page = addr & PAGE_MASK;
+        if addr >= TASK_SIZE {
+            return Err(FaultSignal::NotMapped);
+        }
+        if state.vmas.find(page).is_none() {
+            self.grow_stack(state, page)?;
+        }
+        let vma = state.vmas.find(page).ok_or(FaultSignal::NotMapped)?;
+        Self::check_access(vma, access)?;
+        let present = self.pages.lookup(page);
+        if let Some(pte) = present {
+            if access.allowed_by(pte) {
+                return Ok(pte);
+            }
+        }
+        let site = Site {
+            start: vma.start,
+            end: vma.end,
+            flags: vma.flags,
+            entry: vma.entry_flags(),
+            writable: vma.writable(),
+            ahead: vma.ahead,
+            offset: vma.offset_of(page),
+        };
+        let done = match (&vma.backing, present) {
+            (Backing::Special { frames, .. }, None) => {
+                let index = usize::try_from(site.offset / PAGE_SIZE).unwrap_or(usize::MAX);
+                let pa = *frames.get(index).ok_or(FaultSignal::Bus)?;
+                self.enter(state, page, Pte { pa, flags: site.entry })
+            }
+            (Backing::Special { .. }, Some(_)) => return Err(FaultSignal::Access),
+            (Backing::Object { object, .. }, _) if vma.shared() => {
+                let object = object.clone();
+                self.fault_shared(state, page, access, &site, &object, present)
+            }
+            (_, Some(old)) => self.break_copy(state, page, access, &site, old),
+            (Backing::Anonymous, None) => self.fault_anonymous(state, page, &site),
+            (Backing::Object { object, .. }, None) => {
+                let object = object.clone();
+                if access.write {
+                    self.fault_copy(state, page, &site, &object)
+                } else {
+                    self.fault_object(state, page, false, &site, &object)
+                }
+            }
+        };
+        done.map_err(signal_of)?;
+        self.pages.lookup(page).ok_or(FaultSignal::OutOfMemory)
+    }
+
+    fn check_access(vma: &Vma, access: Access) -> Result<(), FaultSignal> {
+        let allowed = if access.force {
+            // As FOLL_FORCE: a write goes to a private copy, so it needs a private mapping or a right to write.
+            !access.write || (vma.may_write() && (!vma.shared() || vma.writable()))
+        } else if access.write {
+            vma.writable()
+        } else if access.exec {
+            vma.prot.contains(Prot::EXEC)
+        } else {
+            vma.accessible()
+        };
+        if allowed { Ok(()) } else { Err(FaultSignal::Access) }
+    }
+
+    /// Extends the stack above `page` down to it.
+    fn grow_stack(&self, state: &mut State, page: u64) -> Result<(), FaultSignal> {
+        let refused = FaultSignal::NotMapped;
+        let stack = state.vmas.next_from(page).ok_or(refused)?;
+        if !stack.flags.contains(MapFlags::GROWSDOWN) || page < MMAP_MIN_ADDR {
+            return Err(refused);
+        }
+        let (start, end, flags, prot) = (stack.start, stack.end, stack.flags, stack.prot);
+        if end - page > state.limits.stack {
+            return Err(refused);
+        }
+        if let Some(below) = state.vmas.before(page) {
+            let exempt = below.flags.contains(MapFlags::GROWSDOWN) || !below.accessible();
+            if below.end > page || (!exempt && page - below.end < STACK_GUARD) {
+                return Err(refused);
+            }
+        }
+        let pages = (start - page) / PAGE_SIZE;
+        if flags.contains(MapFlags::LOCKED) && (state.vmas.locked + pages) * PAGE_SIZE > state.limits.memlock {
+            return Err(refused);
+        }
+        self.may_expand(state, pages, prot, flags).map_err(|_| refused)?;
+        state.vmas.grow_down(start, page);
+        Ok(())
+    }
+
+    /// Private zeroes, filled ahead in contiguous runs.
+    fn fault_anonymous(&self, state: &mut State, page: u64, site: &Site) -> Result<()> {
+        let mut flags = site.entry | PteFlags::OWNED;
+        flags.set(PteFlags::WRITE, site.writable);
+        let memory = self.memory();
+        let (first, count) = if site.flags.intersects(MapFlags::GROWSDOWN | MapFlags::STACK) {
+            let first = page.saturating_sub((STACK_PAGES - 1) * PAGE_SIZE).max(site.start);
+            (first, (page - first) / PAGE_SIZE + 1)
+        } else if site.flags.intersects(MapFlags::RANDOM | MapFlags::THREAD_STACK) {
+            (page, 1)
+        } else {
+            let first = if site.end - site.start >= ANONYMOUS_LARGE { ANONYMOUS_FIRST } else { 1 };
+            (page, window_size(&site.ahead, page, first, ANONYMOUS_MOST).min((site.end - page) / PAGE_SIZE))
+        };
+        let (first, count) = self.absent_around(page, first, count);
+        let mut runs = Vec::new();
+        let many = count > 1 && memory.alloc_many(usize::try_from(count).unwrap_or(1), &mut runs).is_ok();
+        let first = if many { first } else { page };
+        if !many {
+            runs.push((memory.alloc()?, 1));
+        }
+        let mut va = first;
+        let mut result = Ok(());
+        for (pa, pages) in runs {
+            let stored = if result.is_ok() { self.pages.map_run(va, pa, pages, flags) } else { 0 };
+            state.count_in(flags, stored as u64);
+            if stored < pages {
+                let rest: Vec<_> = (stored..pages).map(|i| PhysAddr(pa.0 + i as u64 * PAGE_SIZE)).collect();
+                memory.release(&rest);
+                if va + stored as u64 * PAGE_SIZE <= page {
+                    result = Err(Errno::ENOMEM);
+                }
+            }
+            va += pages as u64 * PAGE_SIZE;
+        }
+        let filled = if many { count } else { 1 };
+        self.remember(state, page, first + filled * PAGE_SIZE, filled);
+        result
+    }
+
+    /// The largest run of absent pages in `first..first + count` pages that holds `page`.
+    fn absent_around(&self, page: u64, first: u64, count: u64) -> (u64, u64) {
+        let end = first + count * PAGE_SIZE;
+        let (mut low, mut high) = (page, page + PAGE_SIZE);
+        while low > first && self.pages.lookup(low - PAGE_SIZE).is_none() {
+            low -= PAGE_SIZE;
+        }
+        while high < end && self.pages.lookup(high).is_none() {
+            high += PAGE_SIZE;
+        }
+        (low, (high - low) / PAGE_SIZE)
+    }
+
+    fn remember(&self, state: &mut State, page: u64, next: u64, pages: u64) {
+        if let Some(vma) = state.vmas.find_mut(page) {
+            vma.ahead = Ahead { next, pages };
+        }
+    }
+
+    /// A write to a present page of a private mapping (or a present page without enough rights).
+    fn break_copy(&self, state: &mut State, page: u64, access: Access, site: &Site, old: Pte) -> Result<()> {
+        let memory = self.memory();
+        let mut flags = site.entry | PteFlags::OWNED;
+        flags.set(PteFlags::WRITE, site.writable);
+        if !access.write {
+            // The entry lagged behind the VMA's rights.
+            let flags = (old.flags - PteFlags::NONE - PteFlags::EXEC) | site.entry;
+            return self.set_entry(page, Pte { pa: old.pa, flags });
+        }
+        if is_private_page(old.flags) && memory.references(old.pa) == 1 {
+            // A forced write to a mapping without the right leaves the entry as it is: the caller writes to the frame.
+            return self.set_entry(page, Pte { pa: old.pa, flags });
+        }
+        let pa = memory.alloc()?;
+        if let Err(e) = memory.copy_page(old.pa, pa) {
+            memory.release(&[pa]);
+            return Err(e);
+        }
+        self.replace_entry(state, page, Pte { pa, flags });
+        Ok(())
+    }
+
+    /// Stores more rights to the same frame, or other rights.
+    fn set_entry(&self, page: u64, pte: Pte) -> Result<()> {
+        let less = self.pages.lookup(page).is_some_and(|old| {
+            !pte.flags.contains(old.flags - PteFlags::NONE) || (pte.flags - old.flags).contains(PteFlags::NONE)
+        });
+        if less {
+            self.pages.update(page, page + PAGE_SIZE, &mut |_, _| Some(pte));
+            return Ok(());
+        }
+        self.pages.map(page, pte)
+    }
+
+    /// Puts another frame in the place of a present one and releases the old one.
+    fn replace_entry(&self, state: &mut State, page: u64, pte: Pte) {
+        let mut gone = None;
+        self.pages.update(page, page + PAGE_SIZE, &mut |_, old| {
+            gone = Some(old);
+            Some(pte)
+        });
+        if let Some(old) = gone {
+            state.count_out(old.flags);
+            state.count_in(pte.flags, 1);
+            if old.flags.contains(PteFlags::OWNED) {
+                self.memory().release(&[old.pa]);
+            }
+        }
+    }
+
+    /// First write to pages of a private file mapping: copies, some ahead.
+    fn fault_copy(&self, state: &mut State, page: u64, site: &Site, object: &Arc<dyn Mappable>) -> Result<()> {
+        let memory = self.memory();
+        let mut flags = site.entry | PteFlags::OWNED;
+        flags.set(PteFlags::WRITE, site.writable);
+        let most = window_size(&site.ahead, page, COPY_FIRST, COPY_MOST).min((site.end - page) / PAGE_SIZE);
+        let most = if site.flags.contains(MapFlags::RANDOM) || !site.writable { 1 } else { most };
+        let (_, count) = self.absent_around(page, page, most);
+        let mut done = 0;
+        // Pages of one window are asked for once.
+        let mut run: Option<(u64, PhysAddr, u64, Arc<dyn Window>)> = None;
+        while done < count {
+            let offset = site.offset + done * PAGE_SIZE;
+            let known = run.as_ref().and_then(|(at, pa, pages, _)| {
+                let ahead = offset.checked_sub(*at)?;
+                (ahead < pages * PAGE_SIZE).then(|| PhysAddr(pa.0 + ahead))
+            });
+            let (source, frame) = match known {
+                Some(pa) => (pa, None),
+                None => match object.page(offset, false) {
+                    Ok(MappedPage::Frame(pa)) => (pa, Some(pa)),
+                    Ok(MappedPage::Window { pa, run: (at, run_pa, pages), keep }) => {
+                        run = Some((at, run_pa, pages as u64, keep));
+                        (pa, None)
+                    }
+                    Err(e) if done == 0 => return Err(e),
+                    Err(_) => break,
+                },
+            };
+            let copied = memory.alloc().and_then(|pa| {
+                let stored = memory
+                    .copy_page(source, pa)
+                    .and_then(|()| self.pages.map(page + done * PAGE_SIZE, Pte { pa, flags }));
+                if stored.is_err() {
+                    memory.release(&[pa]);
+                }
+                stored
+            });
+            if let Some(frame) = frame {
+                memory.release(&[frame]);
+            }
+            match copied {
+                Ok(()) => state.count_in(flags, 1),
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+            done += 1;
+        }
+        self.remember(state, page, page + done * PAGE_SIZE, done);
+        Ok(())
+    }
+
+    /// An absent page of an object, shown as it is, with those around it that are at hand.
+    fn fault_object(
+        &self,
+        state: &mut State,
+        page: u64,
+        writable: bool,
+        site: &Site,
+        object: &Arc<dyn Mappable>,
+    ) -> Result<()> {
+        let mut flags = site.entry;
+        flags.set(PteFlags::WRITE, writable);
+        match object.page(site.offset, writable)? {
+            MappedPage::Frame(pa) => {
+                let flags = flags | PteFlags::OWNED | PteFlags::OBJECT;
+                if let Err(e) = self.enter(state, page, Pte { pa, flags }) {
+                    self.memory().release(&[pa]);
+                    return Err(e);
+                }
+                let most = if site.flags.contains(MapFlags::RANDOM) { 1 } else { FRAMES_MOST };
+                let want = window_size(&site.ahead, page, FRAMES_FIRST, most).min((site.end - page) / PAGE_SIZE);
+                let mut done = 1;
+                while done < want && self.pages.lookup(page + done * PAGE_SIZE).is_none() {
+                    let Ok(MappedPage::Frame(pa)) = object.page(site.offset + done * PAGE_SIZE, writable) else {
+                        break;
+                    };
+                    if self.enter(state, page + done * PAGE_SIZE, Pte { pa, flags }).is_err() {
+                        self.memory().release(&[pa]);
+                        break;
+                    }
+                    done += 1;
+                }
+                self.remember(state, page, page + done * PAGE_SIZE, done);
+            }
+            MappedPage::Window { pa, run, keep } => {
+                self.keep_window(state, page, run, keep);
+                self.enter(state, page, Pte { pa, flags })?;
+                self.map_around(state, page, site, flags, run);
+            }
+        }
+        Ok(())
+    }
+
+    fn keep_window(&self, state: &mut State, page: u64, run: (u64, PhysAddr, usize), keep: Arc<dyn Window>) {
+        let base = keep.base();
+        let at = run.0.saturating_sub(run.1.0.saturating_sub(base.0));
+        if let Some(vma) = state.vmas.find_mut(page) {
+            vma.windows.entry(base).or_insert((at, keep));
+        }
+    }
+
+    /// Maps the pages of a window around `page`.
+    fn map_around(&self, state: &mut State, page: u64, site: &Site, flags: PteFlags, run: (u64, PhysAddr, usize)) {
+        if site.flags.contains(MapFlags::RANDOM) {
+            return;
+        }
+        let (run_offset, run_pa, run_pages) = run;
+        let Some(before) = site.offset.checked_sub(run_offset) else { return };
+        let want = window_size(&site.ahead, page, WINDOW_FIRST, WINDOW_MOST);
+        // A quarter of the pages lies before the fault, as a rule of thumb; programs run forwards.
+        let back = before.min(page - site.start).min(want / 4 * PAGE_SIZE);
+        let run_end = page.saturating_sub(before).saturating_add(run_pages as u64 * PAGE_SIZE);
+        let first = page - back;
+        let end = run_end.min(site.end).min(first + want * PAGE_SIZE);
+        let mut va = first;
+        while va < end {
+            let pa = PhysAddr(run_pa.0 + before + va - page);
+            let left = usize::try_from((end - va) / PAGE_SIZE).unwrap_or(0);
+            let stored = self.pages.map_run(va, pa, left, flags);
+            state.count_in(flags, stored as u64);
+            va += stored as u64 * PAGE_SIZE;
+            if stored < left {
+                if self.pages.lookup(va).is_none() {
+                    break;
+                }
+                va += PAGE_SIZE;
+            }
+        }
+        self.remember(state, page, end.max(page + PAGE_SIZE), want);
+    }
+
+    /// A page of a shared mapping, absent or present without the right to write.
+    fn fault_shared(
+        &self,
+        state: &mut State,
+        page: u64,
+        access: Access,
+        site: &Site,
+        object: &Arc<dyn Mappable>,
+        present: Option<Pte>,
+    ) -> Result<()> {
+        let writable = access.write || (site.writable && !object.write_notify());
+        let Some(old) = present else {
+            return self.fault_object(state, page, writable, site, object);
+        };
+        let mut flags = site.entry;
+        flags.set(PteFlags::WRITE, writable);
+        let (pa, flags) = match object.page(site.offset, writable)? {
+            MappedPage::Frame(pa) => (pa, flags | PteFlags::OWNED | PteFlags::OBJECT),
+            MappedPage::Window { pa, run, keep } => {
+                self.keep_window(state, page, run, keep);
+                (pa, flags)
+            }
+        };
+        if pa == old.pa && old.flags.contains(PteFlags::OWNED) == flags.contains(PteFlags::OWNED) {
+            if flags.contains(PteFlags::OWNED) {
+                // The entry has its reference already.
+                self.memory().release(&[pa]);
+            }
+            return self.set_entry(page, Pte { pa, flags });
+        }
+        self.replace_entry(state, page, Pte { pa, flags });
+        Ok(())
+    }
+
+    /// Makes `start..end` present (MAP_POPULATE, mlock, MADV_POPULATE_*): for writing where `write` says so, or where it is
+    /// None and the mapping is private and writable. Stops at the first page that cannot be had.
+    pub(super) fn populate(&self, start: u64, end: u64, write: Option<bool>) -> Result<(), FaultSignal> {
+        let mut va = start;
+        while va < end {
+            // The lock is let go now and then: faults of other threads wait for it.
+            let mut state = self.state.write();
+            let slice_end = end.min(va.saturating_add(2 << 20));
+            while va < slice_end {
+                let vma = state.vmas.find(va).ok_or(FaultSignal::NotMapped)?;
+                let write = write.unwrap_or(vma.writable() && !vma.shared());
+                if write == vma.writable() && matches!(vma.backing, Backing::Anonymous) && vma.ahead.next != va {
+                    // Known to be used as a whole: fill in the largest steps.
+                    let full = (vma.end.min(end) - va) / PAGE_SIZE;
+                    self.remember(&mut state, va, va, full.div_ceil(4).min(ANONYMOUS_MOST));
+                }
+                let access = if write { Access::WRITE } else { Access::READ };
+                self.fault_locked(&mut state, va, access)?;
+                va += PAGE_SIZE;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! fork(2) of an address space: VMAs are copied, private pages are shared until written.
+use std::sync::Arc;
+
+use guest_abi::layout::{PAGE_SIZE, TASK_SIZE};
+
+use super::AddressSpace;
+use super::space::{MapFlags, SpaceLimits, State, is_private_page};
+use super::vma::Backing;
+use crate::platform::{PhysAddr, PteFlags};
+use crate::{Errno, Result};
+
+/// Consecutive entries of one kind.
+struct Run {
+    va: u64,
+    pa: PhysAddr,
+    pages: usize,
+    flags: PteFlags,
+}
+
+impl AddressSpace {
+    /// A copy-on-write copy for fork(2).
+    pub fn fork(self: &Arc<Self>) -> Result<Arc<AddressSpace>> {
+        let image = self.image.lock().clone();
+        let memory = self.memory();
+        let mut objects = Vec::new();
+        let (child, failed) = {
+            let mut parent = self.state.write();
+            let mut vmas = parent.vmas.filtered(|vma| {
+                // Locks are not inherited (mlock(2)).
+                vma.flags -= MapFlags::LOCKED | MapFlags::LOCKED_ONFAULT;
+                !vma.flags.contains(MapFlags::DONTFORK)
+            });
+            vmas.locked = 0;
+            for vma in vmas.iter() {
+                if let Backing::Object { object, .. } = &vma.backing {
+                    if !objects.last().is_some_and(|last| Arc::ptr_eq(last, object)) {
+                        objects.push(object.clone());
+                    }
+                }
+            }
+            let state = State {
+                vmas,
+                limits: SpaceLimits { ..parent.limits },
+                mmap_base: parent.mmap_base,
+                brk_base: parent.brk_base,
+                brk: parent.brk,
+                future: MapFlags::empty(),
+                anonymous: 0,
+                object_pages: 0,
+                peak: 0,
+            };
+            let child = Self::from_state(self.platform.clone(), state, image)?;
+            let runs = self.share_pages(&mut parent);
+            let failed = {
+                let mut state = child.state.write_nested();
+                let mut failed = false;
+                for run in runs {
+                    let stored = if failed { 0 } else { child.pages.map_run(run.va, run.pa, run.pages, run.flags) };
+                    state.count_in(run.flags, stored as u64);
+                    if stored < run.pages {
+                        failed = true;
+                        if run.flags.contains(PteFlags::OWNED) {
+                            let rest: Vec<_> =
+                                (stored..run.pages).map(|i| PhysAddr(run.pa.0 + i as u64 * PAGE_SIZE)).collect();
+                            memory.release(&rest);
+                        }
+                    }
+                }
+                failed
+            };
+            (child, failed)
+        };
+        // Given up outside of the lock: a dropped space locks itself.
+        if failed {
+            return Err(Errno::ENOMEM);
+        }
+        for object in objects {
+            object.add_mapper(&child);
+        }
+        Ok(child)
+    }
+
+    /// Write-protects private pages and takes one reference to each page that the child gets, in one pass.
+    fn share_pages(&self, state: &mut State) -> Vec<Run> {
+        let memory = self.memory();
+        let mut runs: Vec<Run> = Vec::new();
+        let mut vmas = state.vmas.iter().peekable();
+        self.pages.update(0, TASK_SIZE, &mut |va, pte| {
+            while vmas.next_if(|vma| vma.end <= va).is_some() {}
+            let Some(vma) = vmas.peek().filter(|vma| vma.start <= va) else { return Some(pte) };
+            if vma.flags.intersects(MapFlags::DONTFORK | MapFlags::WIPEONFORK) {
+                return Some(pte);
+            }
+            let mut shared = pte;
+            if is_private_page(pte.flags) {
+                shared.flags -= PteFlags::WRITE;
+            }
+            if pte.flags.contains(PteFlags::OWNED) {
+                memory.share(pte.pa);
+            }
+            match runs.last_mut() {
+                Some(run)
+                    if run.va + run.pages as u64 * PAGE_SIZE == va
+                        && run.pa.0 + run.pages as u64 * PAGE_SIZE == pte.pa.0
+                        && run.flags == shared.flags =>
+                {
+                    run.pages += 1;
+                }
+                _ => runs.push(Run { va, pa: pte.pa, pages: 1, flags: shared.flags }),
+            }
+            Some(shared)
+        });
+        runs
+    }
+}
