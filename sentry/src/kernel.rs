@@ -1,4 +1,5 @@
 //! The root object of one sandbox: handles to everything that exists once. Owns nothing but handles.
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +15,7 @@ use crate::signal::queue::PendingCounts;
 use crate::task::ThreadGroup;
 use crate::task::pid_namespace::PidNamespace;
 use crate::time::timer::Timers;
-use crate::trace::Stats;
+use crate::trace::{Stats, Trace};
 use crate::{Errno, Result};
 
 /// What a sandbox is made of, from the command line.
@@ -68,6 +69,8 @@ pub struct Kernel {
     pub pending_counts: PendingCounts,
     /// Everybody who waits for a futex.
     pub futexes: Futexes,
+    /// The system call trace, if one is wanted; set before the first process.
+    pub trace: OnceLock<Trace>,
     /// Configuration.
     pub config: KernelConfig,
     /// CLOCK_MONOTONIC at the start of the sandbox: the guest's boot time is this.
@@ -75,6 +78,7 @@ pub struct Kernel {
     kinship: Mutex<()>,
     tasks: AtomicUsize,
     forks: AtomicUsize,
+    user_tasks: Mutex<HashMap<u32, usize>>,
     init: OnceLock<Arc<ThreadGroup>>,
     exit: parking_lot::Mutex<Option<ExitStatus>>,
     exited: Condvar,
@@ -102,6 +106,8 @@ impl Kernel {
             kinship: Mutex::new(Rank::Kinship, ()),
             tasks: AtomicUsize::new(0),
             forks: AtomicUsize::new(0),
+            user_tasks: Mutex::new(Rank::Leaf, HashMap::new()),
+            trace: OnceLock::new(),
             init: OnceLock::new(),
             exit: parking_lot::Mutex::new(None),
             exited: Condvar::new(),
@@ -148,6 +154,25 @@ impl Kernel {
 
     pub(crate) fn uncount_task(&self) {
         self.tasks.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Tasks of a real user id (RLIMIT_NPROC).
+    pub fn user_tasks(&self, uid: u32) -> usize {
+        self.user_tasks.lock().get(&uid).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn charge_user(&self, uid: u32) {
+        *self.user_tasks.lock().entry(uid).or_insert(0) += 1;
+    }
+
+    pub(crate) fn uncharge_user(&self, uid: u32) {
+        let mut users = self.user_tasks.lock();
+        if let Some(n) = users.get_mut(&uid) {
+            *n = n.saturating_sub(1);
+            if *n == 0 {
+                users.remove(&uid);
+            }
+        }
     }
 
     /// The sandbox's init has ended: whoever waits in [`Kernel::wait_exit`] goes on.

@@ -5,14 +5,18 @@
 //! the objects only make single reads and writes whole.
 pub mod clone;
 pub mod exit;
+
 pub mod limits;
 pub mod numbers;
 pub mod pid;
 pub mod pid_namespace;
+pub mod pidfd;
+pub mod run;
 pub mod session;
 #[allow(clippy::module_inception)]
 pub mod task;
 pub mod thread_group;
+pub mod wait;
 
 pub use pid::Pid;
 pub use pid_namespace::PidNamespace;

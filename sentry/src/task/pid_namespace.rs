@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use super::numbers::Numbers;
 use super::{Pid, ProcessGroup, Session, Task, ThreadGroup};
+use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::{Errno, Result};
 
@@ -24,6 +25,8 @@ pub struct PidNamespace {
     parent: Option<Arc<PidNamespace>>,
     level: usize,
     exiting: AtomicBool,
+    /// Fires (IN) when a thread group is reaped while the namespace is exiting.
+    pub(super) thinned: Arc<WaitQueue>,
     inner: Mutex<Inner>,
 }
 
@@ -33,6 +36,7 @@ impl PidNamespace {
             parent,
             level,
             exiting: AtomicBool::new(false),
+            thinned: WaitQueue::new(),
             inner: Mutex::new(
                 Rank::PidNamespace,
                 Inner { numbers: Numbers::new(), pids: HashMap::new(), groups: BTreeMap::new(), init: Weak::new() },
@@ -138,6 +142,9 @@ impl PidNamespace {
     pub(super) fn unindex_group(&self, n: i32) {
         let old = self.inner.lock().groups.remove(&n);
         drop(old);
+        if self.exiting() {
+            self.thinned.wake(Events::IN);
+        }
     }
 
     /// The identity behind a number.

@@ -1,7 +1,8 @@
 //! The task: one guest thread. Fields that others may touch are behind locks; registers belong to whoever runs the task.
+use core::future::Future;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::limits::Resource;
 use super::{Pid, PidNamespace, ThreadGroup};
@@ -85,6 +86,10 @@ pub struct Task {
     /// The task that vfork(2) made from a parent which still waits; fires (IN) when it lets go of the memory.
     pub(super) vfork_done: Mutex<Option<Arc<super::clone::VforkDone>>>,
     dead: AtomicBool,
+    /// Bit 32 set: it has called exit(2); the low half is the wait(2) status.
+    own_exit: AtomicU64,
+    /// The user whose RLIMIT_NPROC count holds it.
+    charged_uid: AtomicU32,
 }
 
 /// Parts of a new task that its maker decides.
@@ -107,7 +112,10 @@ pub(super) struct NewTask {
 
 impl Task {
     pub(super) fn new(n: NewTask) -> Arc<Task> {
+        n.kernel.charge_user(n.credentials.uid);
         Arc::new(Task {
+            charged_uid: AtomicU32::new(n.credentials.uid),
+            own_exit: AtomicU64::new(0),
             global_tid: AtomicI32::new(n.pid.global()),
             own_tid: AtomicI32::new(n.pid.own()),
             kernel: n.kernel,
@@ -219,6 +227,11 @@ impl Task {
     pub fn change_credentials(&self, change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<()> {
         let mut new = Credentials::clone(&*self.credentials());
         change(&mut new)?;
+        let charged = self.charged_uid.swap(new.uid, Ordering::Relaxed);
+        if charged != new.uid {
+            self.kernel.charge_user(new.uid);
+            self.kernel.uncharge_user(charged);
+        }
         let old = core::mem::replace(&mut *self.credentials.lock(), Arc::new(new));
         drop(old);
         Ok(())
@@ -271,6 +284,12 @@ impl Task {
         self.dead.store(true, Ordering::SeqCst);
     }
 
+    /// Decides that this task alone ends with `status` (wait(2)'s form) at its next look.
+    pub(super) fn set_own_exit(&self, status: i32) {
+        self.own_exit.store(1 << 32 | u64::from(status as u32), Ordering::SeqCst);
+        self.interruption.raise();
+    }
+
     /// What it is doing.
     pub fn run_state(&self) -> RunState {
         match self.run_state.load(Ordering::Relaxed) {
@@ -317,7 +336,27 @@ impl Task {
         if by_exec {
             return Some(linux_raw_sys::general::SIGKILL as i32);
         }
-        self.group.exiting()
+        let own = self.own_exit.load(Ordering::SeqCst);
+        self.group.exiting().or((own != 0).then_some(own as u32 as i32))
+    }
+
+    /// Waits until `ready` gives a value, uninterrupted but for the task's own end: then Err gives the status to exit with.
+    pub async fn wait_killable<T>(
+        &self,
+        queues: Vec<(Arc<WaitQueue>, Events)>,
+        mut ready: impl FnMut() -> Option<T> + Send,
+    ) -> Result<T, i32> {
+        let mut end =
+            crate::event::wait_for(None, queues, None, || ready().map(Ok).or_else(|| self.must_exit().map(Err)));
+        self.set_run_state(RunState::Sleeping);
+        let end = core::future::poll_fn(|cx| {
+            self.interruption.set_waker(cx.waker());
+            core::pin::Pin::new(&mut end).poll(cx)
+        })
+        .await;
+        self.set_run_state(RunState::Running);
+        // Without an interruption and a deadline the wait ends only by its condition.
+        end.unwrap_or(Err(linux_raw_sys::general::SIGKILL as i32))
     }
 
     /// The one way a system call blocks: waits until `ready` gives a value; see [`crate::event::wait_for`]. `deadline` is
@@ -352,6 +391,12 @@ impl Task {
         let deadline = deadline.map(|at| self.kernel.timers.deadline(at));
         let deadline = deadline.map(|d| d as Box<dyn crate::event::Deadline>);
         crate::event::wait_for(Some(&self.interruption), vec![queue], deadline, ready).exclusive().await
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.kernel.uncharge_user(self.charged_uid.load(Ordering::Relaxed));
     }
 }
 

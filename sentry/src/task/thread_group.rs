@@ -46,6 +46,10 @@ pub(super) struct State {
     pub exec_by: Option<Arc<Task>>,
     /// The status in wait(2)'s form, once a zombie.
     pub zombie: Option<i32>,
+    /// The leader's own exit status: the group's, if no group exit was decided.
+    pub leader_status: i32,
+    /// Somebody has taken the zombie away.
+    pub reaped: bool,
 }
 
 /// A process.
@@ -77,6 +81,8 @@ pub struct ThreadGroup {
     pub dumpable: AtomicI32,
     /// It has executed a program since fork: setpgid(2) by the parent is refused.
     pub has_execed: AtomicBool,
+    /// Some task of it has asked for a parent-death signal.
+    pub(super) wants_pdeath: AtomicBool,
     /// oom_score_adj.
     pub oom_score_adj: AtomicI32,
     /// personality(2).
@@ -113,6 +119,8 @@ impl ThreadGroup {
                     exiting: None,
                     exec_by: None,
                     zombie: None,
+                    leader_status: 0,
+                    reaped: false,
                 },
             ),
             limits: Mutex::new(Rank::Leaf, limits),
@@ -127,6 +135,7 @@ impl ThreadGroup {
             has_subreaper: AtomicBool::new(false),
             dumpable: AtomicI32::new(1),
             has_execed: AtomicBool::new(false),
+            wants_pdeath: AtomicBool::new(false),
             oom_score_adj: AtomicI32::new(0),
             personality: AtomicU64::new(0),
             task_count: AtomicUsize::new(0),

@@ -1,0 +1,131 @@
+//! The life of a task: settle signals, enter the guest, serve why it left, again. Owns the loop; what happens in it belongs to
+//! others.
+use std::sync::Arc;
+
+use guest_abi::UserAddr;
+
+use super::{Task, exit};
+use crate::Errno;
+use crate::platform::Exit;
+use crate::sched::{self, current_cpu};
+use crate::signal::{self, fault};
+use crate::syscalls::table::{self, Call, Handler};
+use crate::trace::ExitReason;
+
+/// Page fault error code: the access was a write.
+const PF_WRITE: u32 = 2;
+/// Page fault error code: the access was an instruction fetch.
+const PF_EXEC: u32 = 16;
+
+/// Lets a complete task run.
+pub(super) fn start(task: &Arc<Task>) {
+    let entity = task.sched.clone();
+    task.kernel().sched.spawn(entity, life(task.clone()));
+}
+
+async fn life(task: Arc<Task>) {
+    let status = until_end(&task).await;
+    exit::exit_task(task, status).await;
+}
+
+/// Runs the task until it must exit; gives the wait(2) status.
+async fn until_end(task: &Arc<Task>) -> i32 {
+    let kernel = task.kernel();
+    loop {
+        let prepare = signal::needs_prepare(task, &task.context.lock());
+        if prepare && let Err(status) = signal::prepare_return(task).await {
+            return status;
+        }
+        if kernel.sched.should_yield(&task.sched) {
+            sched::yield_now().await;
+            continue;
+        }
+        match enter(task) {
+            Exit::Syscall => syscall(task).await,
+            Exit::Exception { vector: 14, error, cr2 } => page_fault(task, error, cr2),
+            Exit::Exception { vector, error, cr2 } => fault::deliver_exception(task, vector, error, cr2),
+            Exit::Interrupted => {}
+            Exit::BusError { .. } => {
+                let rip = task.context.lock().rip;
+                fault::memory(task, rip, crate::mm::FaultSignal::Bus, 0);
+            }
+            Exit::Broken(why) => {
+                log::error!("task {} cannot go on: {why}", task.global_tid());
+                task.group().begin_exit(signal::Signal::SIGKILL.number());
+            }
+        }
+    }
+}
+
+/// Runs guest code until something needs the sentry.
+fn enter(task: &Task) -> Exit {
+    let kernel = task.kernel();
+    let (Some(cpu), Ok(space)) = (current_cpu(), task.space()) else {
+        return Exit::Broken("no virtual CPU or no memory");
+    };
+    let mut context = *task.context.lock();
+    context.orig_rax = u64::MAX;
+    kernel.sched.before_enter();
+    task.set_running_on(Some(cpu));
+    // Whoever raises the flag after this look finds `running_on` set and kicks.
+    if task.interruption.is_pending() {
+        task.set_running_on(None);
+        return Exit::Interrupted;
+    }
+    let clock = &task.sched.clock;
+    clock.enter_guest(kernel.platform.monotonic());
+    let exit = kernel.platform.enter(space.pages(), &mut context, &*task.fpu);
+    clock.leave_guest(kernel.platform.monotonic());
+    task.set_running_on(None);
+    *task.context.lock() = context;
+    let reason = match exit {
+        Exit::Syscall => ExitReason::Syscall,
+        Exit::Exception { vector: 14, .. } => ExitReason::PageFault,
+        Exit::Exception { .. } => ExitReason::OtherException,
+        Exit::Interrupted => ExitReason::Interrupted,
+        Exit::BusError { .. } => ExitReason::BusError,
+        Exit::Broken(_) => ExitReason::Broken,
+    };
+    kernel.stats.exit(cpu, reason);
+    exit
+}
+
+fn page_fault(task: &Arc<Task>, error: u32, cr2: u64) {
+    let Ok(space) = task.space() else { return };
+    let faults = &task.sched.clock.usage.minor_faults;
+    faults.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    if let Err(why) = space.fault(UserAddr(cr2), error & PF_WRITE != 0, error & PF_EXEC != 0) {
+        fault::memory(task, cr2, why, error);
+    }
+}
+
+async fn syscall(task: &Arc<Task>) {
+    let kernel = task.kernel();
+    let (nr, args) = {
+        let mut c = task.context.lock();
+        c.orig_rax = c.rax;
+        let args = [c.rdi, c.rsi, c.rdx, c.r10, c.r8, c.r9];
+        // The kernel's entry code looks at 32 bits only.
+        (u64::from(c.rax as u32), args)
+    };
+    kernel.stats.syscall(current_cpu().unwrap_or(0), nr);
+    let call = Call { task, nr, args };
+    let traced = kernel.trace.get().and_then(|t| t.enter(&call));
+    let result = match table::row(nr).map(|r| r.handler) {
+        None => Err(Errno::ENOSYS),
+        Some(Handler::Fast(f)) => f(&call),
+        Some(Handler::Slow(f)) => f(&call).await,
+        Some(Handler::Both { fast, slow }) => match fast(&call) {
+            Ok(Some(v)) => Ok(v),
+            Ok(None) => slow(&call).await,
+            Err(e) => Err(e),
+        },
+    };
+    if let (Some(trace), Some(text)) = (kernel.trace.get(), traced) {
+        trace.exit(text, result);
+    }
+    task.context.lock().rax = match result {
+        Ok(v) => v,
+        Err(e) => e.to_rax(),
+    };
+}
