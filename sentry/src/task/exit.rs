@@ -20,27 +20,14 @@ pub fn exited(code: i32) -> i32 {
     (code & 0xff) << 8
 }
 
-/// Lets go of a descriptor table: the last user closes what is open.
-pub(super) fn drop_files(task: &Task, files: Arc<FdTable>) {
-    let _ = task;
-    if let Ok(table) = Arc::try_unwrap(files) {
-        for file in table.remove_range(0, u32::MAX) {
-            let ops = file.ops().clone();
-            ops.flush(&file);
-        }
-    }
-}
-
 /// Lets go of the memory: the robust list and the child-tid word while it is there, then the vfork parent goes on.
 pub(super) fn leave_memory(task: &Arc<Task>, space: Option<Arc<crate::mm::AddressSpace>>) {
-    crate::futex::exit_robust_list(task);
     let clear = task.clear_child_tid.swap(0, Ordering::Relaxed);
     if clear != 0
         && let Some(space) = &space
     {
         // A bad address is the program's own affair.
         let _ = space.write(UserPtr::new(UserAddr(clear)), &0u32);
-        crate::futex::wake(task, UserAddr(clear), 1);
     }
     let old = task.space.lock().take();
     drop(old);
@@ -72,7 +59,6 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
     leave_memory(&task, space);
     task.set_files(Arc::new(FdTable::default()));
     if last {
-        crate::time::group_exit(&group);
         leave_terminal(&group);
         if group.tgid() == 1 {
             end_namespace(&group).await;

@@ -205,7 +205,8 @@ impl Task {
 
     pub(super) fn set_files(&self, files: Arc<FdTable>) {
         let old = core::mem::replace(&mut *self.files.lock(), files);
-        super::exit::drop_files(self, old);
+        // The last user's drop closes what is open; no lock is held here.
+        drop(old);
     }
 
     /// Root, working directory, umask.
