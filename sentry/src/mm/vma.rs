@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use guest_abi::layout::{PAGE_SIZE, TASK_SIZE};
 
+use super::Mappable;
 use super::gaps::Gaps;
 use super::space::{MapFlags, MappedFile, Prot};
-use super::Mappable;
 use crate::platform::host::{WINDOW_LEN, Window};
 use crate::platform::{PhysAddr, PteFlags};
 
