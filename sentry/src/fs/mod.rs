@@ -1,7 +1,34 @@
 //! File systems and anonymous files. Each owns its contents; none resolves paths.
 pub mod anon;
+pub mod dev;
 pub mod epoll;
 pub mod eventfd;
+pub mod host;
+pub mod overlay;
 pub mod pipe;
+mod recent;
+pub mod root;
 pub mod signalfd;
 pub mod stdio;
+pub mod tmpfs;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use root::{Bind, RootConfig, assemble_root};
+
+use crate::vfs::{File, PathRef};
+
+/// A device number of its own for a file system without a device (major 0), above those that `anon` names.
+pub fn new_device() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(32);
+    dev::makedev(0, NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The inode number that `..` of an opened directory shows.
+pub(crate) fn parent_ino(file: &File) -> Option<u64> {
+    let mut at: PathRef = file.path()?.clone();
+    while at.dentry.parent().is_none() {
+        at = at.mount.mountpoint()?;
+    }
+    at.dentry.parent()?.inode().stat().ok().map(|s| s.ino)
+}

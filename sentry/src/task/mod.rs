@@ -4,7 +4,6 @@
 //! Locks: [`crate::Kernel::kinship`] serializes every change of who is whose parent, member or zombie; the locks inside
 //! the objects only make single reads and writes whole.
 pub mod clone;
-pub mod exec;
 pub mod exit;
 
 pub mod limits;

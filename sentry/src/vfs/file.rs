@@ -172,6 +172,18 @@ pub trait FileOps: Send + Sync + Any {
     fn allocate(&self, mode: u32, offset: u64, len: u64) -> Result<()> {
         Err(Errno::ENODEV)
     }
+    /// Whether mmap(2) gives anonymous memory (/dev/zero).
+    fn maps_anonymous(&self) -> bool {
+        false
+    }
+    /// F_GET_SEALS; None: the object knows no seals (EINVAL).
+    fn seals(&self) -> Option<u32> {
+        None
+    }
+    /// F_ADD_SEALS.
+    fn add_seals(&self, seals: u32) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
     /// fsync(2), fdatasync(2).
     fn sync(&self, data_only: bool) -> Result<()> {
         Err(Errno::EINVAL)
