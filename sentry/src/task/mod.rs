@@ -4,8 +4,10 @@
 //! Locks: [`crate::Kernel::kinship`] serializes every change of who is whose parent, member or zombie; the locks inside
 //! the objects only make single reads and writes whole.
 pub mod clone;
+pub mod exec;
 pub mod exit;
 
+pub mod init;
 pub mod limits;
 pub mod numbers;
 pub mod pid;

@@ -1,0 +1,157 @@
+//! execve(2): a new program in the same process. Owns the point of no return and what survives it; never the image (see
+//! `loader`).
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::limits::Resource;
+use super::{Task, exit};
+use crate::event::Events;
+use crate::loader::{self, LoadRequest, Loaded};
+use crate::ns::user::Credentials;
+use crate::signal::Signal;
+use crate::vfs::{FdTable, File};
+use crate::{Errno, Result};
+
+/// Most bytes in one argument or environment string, its NUL included (MAX_ARG_STRLEN).
+pub const MAX_ARG_STRLEN: usize = 32 * 4096;
+/// Most strings in one vector.
+pub const MAX_ARG_STRINGS: usize = 0x7fff_ffff;
+/// However large the stack limit is, arguments take no more than this (three quarters of _STK_LIM).
+const ARGS_HARD: u64 = 6 << 20;
+/// However small it is, they may take this (ARG_MAX of old).
+const ARGS_SOFT: u64 = 128 << 10;
+
+/// Bytes that arguments, environment and their pointers may take: a quarter of the stack limit within bounds.
+pub fn args_limit(task: &Task) -> u64 {
+    (task.limit(Resource::Stack) / 4).clamp(ARGS_SOFT, ARGS_HARD)
+}
+
+/// Executes `file`. On success the task's next entry into the guest starts the new program.
+pub async fn execve(
+    task: &Arc<Task>,
+    file: Arc<File>,
+    path: Vec<u8>,
+    argv: Vec<Vec<u8>>,
+    envp: Vec<Vec<u8>>,
+) -> Result<()> {
+    let loaded = loader::load(LoadRequest { task, file, path, argv, envp })?;
+    end_siblings(task).await?;
+    commit(task, loaded);
+    Ok(())
+}
+
+/// Ends all other tasks of the group, and takes the leader's place. EAGAIN if the group is exiting or in another exec.
+async fn end_siblings(task: &Arc<Task>) -> Result<()> {
+    let group = task.group();
+    let others = {
+        let mut s = group.state.lock();
+        if s.exiting.is_some() || s.exec_by.is_some() {
+            return Err(Errno::EAGAIN);
+        }
+        if s.tasks.len() == 1 {
+            return Ok(());
+        }
+        s.exec_by = Some(task.clone());
+        s.tasks.values().filter(|t| !Arc::ptr_eq(t, task)).cloned().collect::<Vec<_>>()
+    };
+    for t in others {
+        t.notify_signal();
+    }
+    let gone = task
+        .wait_killable(vec![(group.task_events.clone(), Events::IN)], || {
+            let s = group.state.lock();
+            s.tasks.values().all(|t| Arc::ptr_eq(t, task) || (t.is_leader() && t.is_dead())).then_some(())
+        })
+        .await;
+    if gone.is_err() {
+        // Killed meanwhile: the caller exits at its next look.
+        group.state.lock().exec_by = None;
+        return Err(Errno::EINTR);
+    }
+    if !task.is_leader() {
+        take_leadership(task);
+    }
+    group.state.lock().exec_by = None;
+    Ok(())
+}
+
+/// The caller becomes the leader: its tid becomes the tgid in every namespace, the old leader is gone without a notice.
+fn take_leadership(task: &Arc<Task>) {
+    let group = task.group();
+    let kernel = task.kernel();
+    let old_leader = {
+        let _kinship = kernel.kinship();
+        let own = task.pid();
+        let old_leader = {
+            let mut s = group.state.lock();
+            let old = s.leader.replace(task.clone());
+            s.tasks.clear();
+            s.tasks.insert(group.pid().global(), task.clone());
+            old
+        };
+        // The leader's identity changes hands before anybody can miss it; then the caller's old one is free.
+        group.pid().hold_task(task);
+        task.set_pid(group.pid().clone());
+        own.drop_task();
+        group.task_count.store(1, Ordering::Relaxed);
+        old_leader
+    };
+    if let Some(old) = old_leader {
+        task.start_time.store(old.start_time.load(Ordering::Relaxed), Ordering::Relaxed);
+        task.robust_list.store(0, Ordering::Relaxed);
+        kernel.uncount_task();
+    }
+}
+
+/// Puts the loaded program in place. Nothing here can fail.
+pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
+    let group = task.group();
+    let usage = &task.sched.clock.usage;
+    if let Ok(old) = task.space() {
+        usage.max_rss.fetch_max(old.sizes().1 / 1024, Ordering::Relaxed);
+    }
+    exit::leave_memory(task, task.space().ok());
+    *task.space.lock() = Some(loaded.space);
+    *task.context.lock() = loaded.context;
+    task.fpu.reset();
+    task.set_comm(&loaded.comm);
+    group.set_image(loaded.image);
+    group.has_execed.store(true, Ordering::Relaxed);
+    group.exit_signal.store(Signal::SIGCHLD.number(), Ordering::Relaxed);
+    task.robust_list.store(0, Ordering::Relaxed);
+    *task.rseq.lock() = super::task::Rseq::default();
+    task.signals.reset_for_exec();
+    group.signals.reset_for_exec();
+    // A table shared with another process is not that process's to lose descriptors from.
+    let files = task.files();
+    if Arc::strong_count(&files) > 2 {
+        task.set_files(Arc::new(FdTable::duplicate(&files)));
+    }
+    drop(files);
+    task.files().close_cloexec();
+    // Never fails: the closure does not.
+    let _ = task.change_credentials(|c| {
+        credentials_for_exec(c);
+        Ok(())
+    });
+    group.dumpable.store(1, Ordering::Relaxed);
+}
+
+/// Credentials after executing a file without set-id bits or file capabilities (capabilities(7)).
+fn credentials_for_exec(c: &mut Credentials) {
+    const SECBIT_NOROOT: u32 = 1;
+    let root = c.securebits & SECBIT_NOROOT == 0;
+    c.suid = c.euid;
+    c.fsuid = c.euid;
+    c.sgid = c.egid;
+    c.fsgid = c.egid;
+    c.keep_caps = false;
+    if root && (c.euid == 0 || c.uid == 0) {
+        c.permitted = c.inheritable | c.bounding;
+        c.effective = if c.euid == 0 { c.permitted } else { c.ambient };
+        c.ambient = if c.euid == 0 { c.ambient & c.permitted & c.inheritable } else { c.ambient };
+    } else {
+        c.permitted = c.ambient;
+        c.effective = c.ambient;
+    }
+}
