@@ -2,9 +2,13 @@
 //!
 //! Each area file offers `ROWS`; [`table::TABLE_AREAS`] lists the areas.
 pub mod args;
+pub mod directory;
 pub mod epoll;
+pub mod file;
+pub mod io;
 pub mod names;
 pub mod pipe;
+pub mod place;
 pub mod poll;
 pub mod signal;
 pub mod table;

@@ -127,7 +127,15 @@ macro_rules! row {
 }
 
 /// The areas, each with its rows.
-pub const TABLE_AREAS: &[&[Row]] = &[super::epoll::ROWS, super::pipe::ROWS, super::poll::ROWS, super::signal::ROWS];
+pub const TABLE_AREAS: &[&[Row]] = &[
+    super::epoll::ROWS,
+    super::pipe::ROWS,
+    super::poll::ROWS,
+    super::signal::ROWS,
+    super::directory::ROWS,
+    super::file::ROWS,
+    super::io::ROWS,
+];
 
 /// One more than the largest number served.
 pub const TABLE_LEN: usize = 512;

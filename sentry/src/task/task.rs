@@ -203,6 +203,12 @@ impl Task {
         self.files.lock().clone()
     }
 
+    /// Gives the task a descriptor table of its own (CLOSE_RANGE_UNSHARE).
+    pub fn unshare_files(&self) {
+        let own = Arc::new(self.files().duplicate());
+        self.set_files(own);
+    }
+
     pub(super) fn set_files(&self, files: Arc<FdTable>) {
         let old = core::mem::replace(&mut *self.files.lock(), files);
         // The last user's drop closes what is open; no lock is held here.

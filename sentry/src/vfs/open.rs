@@ -19,6 +19,8 @@ pub struct OpenHow {
     pub mode: u32,
     /// RESOLVE_* and EMPTY.
     pub lookup: LookupFlags,
+    /// EAGAIN, with nothing done, for what may have to wait for another opener (a FIFO).
+    pub no_wait: bool,
 }
 
 impl OpenHow {
@@ -53,6 +55,14 @@ pub fn open(cx: &Lookup<'_>, start: Option<&PathRef>, path: &[u8], how: &OpenHow
     lookup.set(LookupFlags::FOLLOW, !flags.contains(OpenFlags::NOFOLLOW));
     lookup.set(LookupFlags::DIRECTORY, flags.contains(OpenFlags::DIRECTORY));
     let at = resolve(cx, start, path, lookup)?;
+    open_judged(cx, at, flags, how)
+}
+
+fn open_judged(cx: &Lookup<'_>, at: PathRef, flags: OpenFlags, how: &OpenHow) -> Result<Arc<File>> {
+    let waits = at.dentry.kind() == InodeKind::Fifo && !flags.intersects(OpenFlags::NONBLOCK | OpenFlags::PATH);
+    if how.no_wait && waits {
+        return Err(Errno::EAGAIN);
+    }
     open_place(cx, at, flags, false)
 }
 
@@ -143,7 +153,7 @@ fn open_or_create(cx: &Lookup<'_>, start: Option<&PathRef>, path: &[u8], how: &O
             Last::Name(name, false) => name,
             Last::Dot | Last::DotDot => return Err(if exclusive { Errno::EEXIST } else { Errno::EISDIR }),
             // All slashes, or a magic link led here.
-            Last::Root => return open_existing(cx, walk.at, flags),
+            Last::Root => return open_existing(cx, walk.at, how),
         };
         let (child, created) = match walk.at.dentry.lookup(walk.at.mount.sb().cache(), &name, false) {
             Ok(child) => (child, false),
@@ -162,19 +172,19 @@ fn open_or_create(cx: &Lookup<'_>, start: Option<&PathRef>, path: &[u8], how: &O
             continue;
         }
         walk.enter(child)?;
-        return open_existing(cx, walk.at, flags);
+        return open_existing(cx, walk.at, how);
     }
 }
 
 /// The end of an O_CREAT open whose name was there already.
-fn open_existing(cx: &Lookup<'_>, at: PathRef, flags: OpenFlags) -> Result<Arc<File>> {
-    if flags.contains(OpenFlags::EXCL) {
+fn open_existing(cx: &Lookup<'_>, at: PathRef, how: &OpenHow) -> Result<Arc<File>> {
+    if how.flags.contains(OpenFlags::EXCL) {
         return Err(Errno::EEXIST);
     }
     if at.dentry.is_dir() {
         return Err(Errno::EISDIR);
     }
-    open_place(cx, at, flags, false)
+    open_judged(cx, at, how.flags, how)
 }
 
 fn create_regular(cx: &Lookup<'_>, dir: &PathRef, name: &[u8], mode: u32) -> Result<(Arc<Dentry>, bool)> {
