@@ -15,11 +15,14 @@ use crate::event::WaitQueue;
 use crate::lock::{Mutex, Rank};
 use crate::task::Task;
 
+/// The future of the rest of a call.
+pub type SlowCall<'a> = Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>;
+
 /// How restart_syscall(2) goes on with an interrupted call.
 #[derive(Clone, Copy)]
 pub struct RestartBlock {
     /// Serves the rest of the call.
-    pub run: for<'a> fn(&'a Arc<Task>, [u64; 6]) -> Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>,
+    pub run: for<'a> fn(&'a Arc<Task>, [u64; 6]) -> SlowCall<'a>,
     /// What it needs; a deadline is an absolute time, so that the restart does not wait longer.
     pub args: [u64; 6],
 }

@@ -5,6 +5,7 @@ pub mod args;
 pub mod directory;
 pub mod epoll;
 pub mod file;
+pub mod futex;
 pub mod io;
 pub mod names;
 pub mod pipe;

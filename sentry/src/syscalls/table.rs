@@ -135,6 +135,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::directory::ROWS,
     super::file::ROWS,
     super::io::ROWS,
+    super::futex::ROWS,
 ];
 
 /// One more than the largest number served.

@@ -17,3 +17,9 @@ pub fn span(t: &Timespec) -> Option<Nanos> {
 pub fn timespec(ns: Nanos) -> Timespec {
     Timespec { sec: (ns / SECOND) as i64, nsec: (ns % SECOND) as i64 }
 }
+
+/// A point of CLOCK_REALTIME on the monotonic axis; 0 for one before the machine started.
+pub fn realtime_deadline(kernel: &crate::Kernel, at: Nanos) -> Nanos {
+    let (mono, real) = (kernel.platform.monotonic(), kernel.platform.realtime());
+    mono.saturating_add(at).saturating_sub(real)
+}
