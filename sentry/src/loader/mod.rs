@@ -1,12 +1,28 @@
 //! Program loading: ELF, `#!` scripts, the initial stack, the vDSO. Owns the image; never the task it goes into.
 use std::sync::Arc;
 
-use crate::Result;
-use crate::mm::AddressSpace;
-use crate::platform::UserContext;
+use guest_abi::UserAddr;
+use linux_raw_sys::auxvec;
+
+use crate::mm::{AddressSpace, IoDest, SpaceLimits};
+use crate::ns::user::Credentials;
+use crate::platform::{Platform, UserContext};
 use crate::task::Task;
+use crate::task::limits::Resource;
 use crate::task::thread_group::Image;
 use crate::vfs::File;
+use crate::vfs::path::{Lookup, LookupFlags, open_exec};
+use crate::{Errno, Result};
+
+mod elf;
+mod script;
+mod stack;
+
+/// Interpreters of interpreters followed before ELOOP.
+const MAX_INTERPRETERS: usize = 5;
+
+/// RFLAGS of a new program: interrupts on, and the bit that is always set.
+const INITIAL_RFLAGS: u64 = 0x202;
 
 /// What execve(2) asks for.
 pub struct LoadRequest<'a> {
@@ -35,8 +51,192 @@ pub struct Loaded {
 }
 
 /// Builds a program's address space. The caller's own is not touched, so that an error leaves it as it was. ENOEXEC, ELIBBAD, EACCES,
-/// ELOOP (five interpreters), ENOMEM, E2BIG as execve(2).
+/// ELOOP (too many interpreters), ENOMEM, E2BIG as execve(2).
 pub fn load(request: LoadRequest<'_>) -> Result<Loaded> {
-    let _ = request;
-    todo!()
+    let task = request.task;
+    let credentials = task.credentials();
+    let limits = SpaceLimits {
+        address_space: task.limit(Resource::As),
+        data: task.limit(Resource::Data),
+        stack: task.limit(Resource::Stack),
+        memlock: task.limit(Resource::Memlock),
+    };
+    let cx = Lookup::new(task.fs().get(), &**task);
+    let open = |path: &[u8]| open_exec(&cx, None, path, LookupFlags::FOLLOW);
+    load_program(Program {
+        platform: &task.kernel().platform,
+        file: request.file,
+        path: &request.path,
+        argv: request.argv,
+        envp: request.envp,
+        credentials: &credentials,
+        limits,
+        open: &open,
+    })
+}
+
+/// A program to load, whoever runs it.
+pub struct Program<'a> {
+    /// The machine.
+    pub platform: &'a Arc<dyn Platform>,
+    /// The program, opened for execution.
+    pub file: Arc<File>,
+    /// Its path as given.
+    pub path: &'a [u8],
+    /// Arguments.
+    pub argv: Vec<Vec<u8>>,
+    /// Environment.
+    pub envp: Vec<Vec<u8>>,
+    /// Credentials for the auxiliary vector.
+    pub credentials: &'a Credentials,
+    /// Limits of the space.
+    pub limits: SpaceLimits,
+    /// Opens interpreters for execution.
+    pub open: &'a dyn Fn(&[u8]) -> Result<Arc<File>>,
+}
+
+/// As [`load`], for a caller that is not a task.
+pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
+    if program.argv.is_empty() {
+        // Since Linux 5.18 a program finds an empty argv[0] rather than none.
+        program.argv.push(Vec::new());
+    }
+    let mut file = program.file;
+    let mut path = program.path.to_vec();
+    for depth in 0.. {
+        let head = read_head(&file)?;
+        let Some(interpreter) = script::parse(&head)? else { break };
+        if depth >= MAX_INTERPRETERS {
+            return Err(Errno::ELOOP);
+        }
+        script::rewrite(&mut program.argv, &interpreter, path);
+        file = (program.open)(&interpreter.path)?;
+        path = interpreter.path;
+    }
+    let budget = stack::check_sizes(&program.argv, &program.envp, program.path, program.limits.stack)?;
+    let header = elf::Header::read(&file, Errno::ENOEXEC)?;
+    let interpreter = match header.interpreter(&file)? {
+        Some(path) => Some((program.open)(&path)?),
+        None => None,
+    };
+    let interpreter = match interpreter {
+        Some(file) => {
+            let header = elf::Header::read(&file, Errno::ELIBBAD)?;
+            Some((file, header))
+        }
+        None => None,
+    };
+
+    let space = AddressSpace::new(program.platform)?;
+    space.set_limits(program.limits);
+    let random = |bits: u32| {
+        let mut bytes = [0; 8];
+        program.platform.random(&mut bytes);
+        u64::from_le_bytes(bytes) & ((1 << bits) - 1)
+    };
+    // The stack first: its place is fixed, everything else goes around it.
+    let stack = stack::Stack::map(&space, budget, header.executable_stack(), program.limits.stack, &random)?;
+    let main = elf::map(&space, &file, &header, elf::Kind::Program { interpreted: interpreter.is_some() }, &random)?;
+    let (entry, base) = match &interpreter {
+        Some((file, header)) => {
+            let linker = elf::map(&space, file, header, elf::Kind::Interpreter, &random)?;
+            (linker.entry, linker.bias)
+        }
+        None => (main.entry, 0),
+    };
+    if entry >= guest_abi::layout::TASK_SIZE {
+        return Err(Errno::EINVAL);
+    }
+    let vdso = map_vdso(&space)?;
+    // As arch_randomize_brk: up to 1 GiB above the program's end.
+    let brk = main.brk + random(18) * guest_abi::layout::PAGE_SIZE;
+    space.set_brk_base(UserAddr(brk));
+
+    let c = program.credentials;
+    let secure = c.uid != c.euid || c.gid != c.egid;
+    let (hwcap, hwcap2) = program.platform.hwcap();
+    // The frame of a signal handler: the vector state, its marker, and the fixed part.
+    let signal_frame = (program.platform.xsave_len() as u64 + 936).next_multiple_of(16);
+    let mut auxv: Vec<(u32, u64)> = Vec::with_capacity(24);
+    if let Some(at) = vdso {
+        auxv.push((auxvec::AT_SYSINFO_EHDR, at));
+    }
+    auxv.extend([
+        (auxvec::AT_MINSIGSTKSZ, signal_frame),
+        (auxvec::AT_HWCAP, hwcap),
+        (auxvec::AT_PAGESZ, guest_abi::layout::PAGE_SIZE),
+        (auxvec::AT_CLKTCK, 100),
+        (auxvec::AT_PHDR, main.phdr),
+        (auxvec::AT_PHENT, elf::PROGRAM_HEADER_LEN as u64),
+        (auxvec::AT_PHNUM, header.program_headers() as u64),
+        (auxvec::AT_BASE, base),
+        (auxvec::AT_FLAGS, 0),
+        (auxvec::AT_ENTRY, main.entry),
+        (auxvec::AT_UID, c.uid.into()),
+        (auxvec::AT_EUID, c.euid.into()),
+        (auxvec::AT_GID, c.gid.into()),
+        (auxvec::AT_EGID, c.egid.into()),
+        (auxvec::AT_SECURE, secure.into()),
+        (auxvec::AT_HWCAP2, hwcap2),
+        (auxvec::AT_RSEQ_FEATURE_SIZE, 28),
+        (auxvec::AT_RSEQ_ALIGN, 32),
+    ]);
+    let mut seed = [0; 16];
+    program.platform.random(&mut seed);
+    let strings = stack::Strings { argv: &program.argv, envp: &program.envp, path: program.path, random: seed };
+    let laid = stack.fill(&space, &strings, auxv, &random)?;
+
+    space.change_image(|image| {
+        image.start_code = main.code.0;
+        image.end_code = main.code.1;
+        image.start_data = main.data.0;
+        image.end_data = main.data.1;
+        image.start_stack = laid.pointer;
+        (image.arg_start, image.arg_end) = laid.args;
+        (image.env_start, image.env_end) = laid.env;
+        image.auxv.clone_from(&laid.auxv);
+        image.dumpable = u8::from(!secure);
+        image.vdso = vdso.unwrap_or(0);
+    });
+    space.set_exe(Some(file.clone()));
+    let context =
+        UserContext { rip: entry, rsp: laid.pointer, rflags: INITIAL_RFLAGS, orig_rax: u64::MAX, ..Default::default() };
+    let name = program.path.rsplit(|&b| b == b'/').next().unwrap_or_default();
+    Ok(Loaded {
+        space,
+        context,
+        image: Image {
+            exe: Some(file),
+            args: laid.args,
+            env: laid.env,
+            auxv: laid.auxv.iter().flat_map(|word| word.to_le_bytes()).collect(),
+            stack_top: laid.pointer,
+        },
+        comm: name.iter().copied().take(15).collect(),
+    })
+}
+
+/// Maps `[vvar]` and `[vdso]`; the address of the latter's ELF header, None without one.
+fn map_vdso(_space: &Arc<AddressSpace>) -> Result<Option<u64>> {
+    Ok(None)
+}
+
+/// The first 256 bytes of a file, zeroes past its end.
+fn read_head(file: &Arc<File>) -> Result<[u8; script::LINE]> {
+    let mut head = [0; script::LINE];
+    read_at(file, 0, &mut head)?;
+    Ok(head)
+}
+
+/// Reads until `buf` is full or the file ends; gives the bytes read.
+fn read_at(file: &Arc<File>, pos: u64, buf: &mut [u8]) -> Result<usize> {
+    let mut done = 0;
+    while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        let at = pos.checked_add(done as u64).ok_or(Errno::EINVAL)?;
+        match file.ops().read(file, &mut IoDest::kernel(rest), at)? {
+            0 => break,
+            n => done += n,
+        }
+    }
+    Ok(done)
 }
