@@ -6,10 +6,11 @@ use guest_abi::{UserAddr, UserPtr};
 use linux_raw_sys::general as raw;
 
 use super::args::Fd;
-use super::poll::{apply_mask, finish_interrupted, timespec_ns};
+use super::poll::{finish_interrupted, timespec_ns};
 use crate::event::{Events, WaitEnd};
 use crate::fs::epoll::Epoll;
 use crate::row;
+use crate::signal::mask::temporary_mask_from_user;
 use crate::syscalls::table::Row;
 use crate::task::Task;
 use crate::task::limits::Resource;
@@ -159,7 +160,7 @@ async fn epoll_pwait(
     sigmask: UserAddr,
     sigsetsize: u64,
 ) -> Result<u64> {
-    apply_mask(task, sigmask, sigsetsize)?;
+    temporary_mask_from_user(task, sigmask, sigsetsize)?;
     let result = wait(task, epfd, events, maxevents, milliseconds(timeout)).await;
     finish_interrupted(task, result, Errno::EINTR)
 }
@@ -174,7 +175,7 @@ async fn epoll_pwait2(
     sigsetsize: u64,
 ) -> Result<u64> {
     let ns = if timeout.is_null() { None } else { Some(timespec_ns(task.space()?.read(timeout)?)?) };
-    apply_mask(task, sigmask, sigsetsize)?;
+    temporary_mask_from_user(task, sigmask, sigsetsize)?;
     let result = wait(task, epfd, events, maxevents, ns).await;
     finish_interrupted(task, result, Errno::EINTR)
 }

@@ -7,6 +7,7 @@ use guest_abi::{UserAddr, UserPtr};
 use crate::event::{Events, WaitEnd, WaitQueue};
 use crate::row;
 use crate::signal::RestartBlock;
+use crate::signal::mask::{end_temporary_mask, temporary_mask_from_user};
 use crate::syscalls::table::Row;
 use crate::task::Task;
 use crate::task::limits::Resource;
@@ -202,21 +203,15 @@ async fn ppoll(
         let ns = timespec_ns(task.space()?.read(timeout)?)?;
         Some(deadline_after(task, ns))
     };
-    apply_mask(task, sigmask, sigsetsize)?;
+    temporary_mask_from_user(task, sigmask, sigsetsize)?;
     let result = poll_until(task, fds, nfds, deadline).await;
     write_rest(task, timeout, deadline);
     finish_interrupted(task, result, Errno::ERESTARTNOHAND)
 }
 
-/// Replaces the signal mask for the length of a call, if the caller gave one.
-pub fn apply_mask(task: &Arc<Task>, sigmask: UserAddr, sigsetsize: u64) -> Result<()> {
-    let _ = (task, sigsetsize);
-    if sigmask.is_null() { Ok(()) } else { Err(Errno::ENOSYS) }
-}
-
 /// Ends a call that may have replaced the mask: put back at once when it has an answer, by the handler's return otherwise.
 pub fn finish_interrupted(task: &Arc<Task>, result: Result<Option<u64>>, code: Errno) -> Result<u64> {
-    let _ = task;
+    end_temporary_mask(task, matches!(result, Ok(None)));
     result?.ok_or(code)
 }
 
@@ -346,7 +341,7 @@ async fn pselect6(
         let ns = timespec_ns(task.space()?.read(timeout)?)?;
         Some(deadline_after(task, ns))
     };
-    apply_mask(task, UserAddr(mask), size)?;
+    temporary_mask_from_user(task, UserAddr(mask), size)?;
     let result = select_until(task, nfds, [readfds, writefds, exceptfds], deadline).await;
     write_rest(task, timeout, deadline);
     finish_interrupted(task, result, Errno::ERESTARTNOHAND)
