@@ -136,6 +136,8 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::file::ROWS,
     super::io::ROWS,
     super::futex::ROWS,
+    super::message::ROWS,
+    super::socket::ROWS,
 ];
 
 /// One more than the largest number served.
