@@ -128,6 +128,7 @@ fn altstack() {
                 libc::_exit(1);
             }
         }
+        #[allow(unconditional_recursion)] // it ends by overflowing the stack
         fn forever(n: u64) -> u64 {
             let b = std::hint::black_box([n; 100]);
             forever(n + 1) + b[(n % 100) as usize]
