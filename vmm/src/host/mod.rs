@@ -4,6 +4,7 @@ mod chmod;
 pub mod file;
 pub mod stream;
 mod terminal;
+pub(crate) use terminal::REQUESTS as TERMINAL_REQUESTS;
 pub mod tree;
 mod vectored;
 

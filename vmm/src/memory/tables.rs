@@ -17,7 +17,7 @@ use super::region::Region;
 use super::slots::{Area, Registry, TABLES};
 
 /// Dead pages that make dropping all shadows worth its cost.
-const QUARANTINE: usize = 4096;
+const QUARANTINE: usize = 2048;
 /// Free pages kept; more give their memory back to the host (8 MiB).
 const KEEP: usize = 2048;
 

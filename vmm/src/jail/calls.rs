@@ -1,0 +1,247 @@
+//! The seccomp allow-list of the process. Owns which host system calls may be made once the guest runs, each with its reason.
+#![allow(unsafe_code)]
+use std::collections::BTreeMap;
+use std::mem::size_of;
+
+use kvm_bindings as kvm;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition as Cond, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+
+use super::{JailError, Refusal};
+use crate::host::TERMINAL_REQUESTS;
+
+/// Calls that are harmless whatever their arguments, because those name only what the process holds already.
+const ALLOWED: &[(i64, &str)] = &[
+    // Guest input and output: descriptors opened before, or beneath a tree.
+    (libc::SYS_read, "streams, eventfd, timerfd, signalfd"),
+    (libc::SYS_write, "streams, eventfd, the log"),
+    (libc::SYS_readv, "streams, into guest memory"),
+    (libc::SYS_writev, "streams, from guest memory; standard error"),
+    (libc::SYS_preadv, "host files, into guest memory"),
+    (libc::SYS_pwritev, "host files, from guest memory"),
+    (libc::SYS_preadv2, "streams without waiting (RWF_NOWAIT)"),
+    (libc::SYS_pwritev2, "streams without waiting (RWF_NOWAIT)"),
+    (libc::SYS_recvmsg, "a socket given as a standard stream"),
+    (libc::SYS_sendmsg, "a socket given as a standard stream"),
+    (libc::SYS_lseek, "a file given as a standard stream; rewinding a directory"),
+    (libc::SYS_poll, "readiness of a stream"),
+    (libc::SYS_ppoll, "readiness of a stream"),
+    (libc::SYS_close, "descriptors"),
+    // Host trees: every path is relative to a directory descriptor; Landlock judges it again.
+    (libc::SYS_openat2, "beneath a tree, no symbolic links"),
+    (libc::SYS_openat, "new files in a directory of a tree"),
+    (libc::SYS_fstat, "attributes"),
+    (libc::SYS_newfstatat, "attributes, as the C library spells fstat"),
+    (libc::SYS_statx, "attributes"),
+    (libc::SYS_fstatfs, "kind and size of a file system"),
+    (libc::SYS_getdents64, "listing a directory"),
+    (libc::SYS_readlinkat, "target of a symbolic link"),
+    (libc::SYS_fgetxattr, "extended attributes"),
+    (libc::SYS_flistxattr, "extended attributes"),
+    (libc::SYS_mkdirat, "writable trees"),
+    (libc::SYS_symlinkat, "writable trees"),
+    (libc::SYS_linkat, "writable trees"),
+    (libc::SYS_unlinkat, "writable trees"),
+    (libc::SYS_renameat2, "writable trees"),
+    (libc::SYS_fchmod, "writable trees"),
+    (452, "fchmodat2: writable trees"),
+    (libc::SYS_fchownat, "writable trees"),
+    (libc::SYS_utimensat, "writable trees"),
+    (libc::SYS_ftruncate, "writable trees"),
+    (libc::SYS_fsync, "writable trees"),
+    (libc::SYS_fdatasync, "writable trees"),
+    // Memory of the process and of the guest.
+    (libc::SYS_munmap, "the allocator, thread stacks"),
+    (libc::SYS_madvise, "guest memory populated and given back"),
+    (libc::SYS_brk, "the allocator"),
+    // Waiting.
+    (libc::SYS_futex, "locks, parked workers"),
+    (libc::SYS_epoll_wait, "the reactor"),
+    (libc::SYS_epoll_pwait, "the reactor"),
+    (libc::SYS_epoll_ctl, "the reactor"),
+    (libc::SYS_timerfd_settime, "the reactor's deadline"),
+    (libc::SYS_timer_create, "a worker's preemption timer"),
+    (libc::SYS_timer_settime, "a worker's preemption timer"),
+    (libc::SYS_timer_delete, "a worker's preemption timer"),
+    (libc::SYS_clock_gettime, "clocks, where the vDSO cannot answer"),
+    (libc::SYS_clock_nanosleep, "a thread that waits for others to finish"),
+    (libc::SYS_nanosleep, "a thread that waits for others to finish"),
+    (libc::SYS_sched_yield, "spinning with others' progress in mind"),
+    (libc::SYS_restart_syscall, "a wait continued after SIGSTOP"),
+    // Threads begin and end.
+    (libc::SYS_set_robust_list, "start of a thread"),
+    (libc::SYS_rseq, "start of a thread"),
+    (libc::SYS_sigaltstack, "start and end of a thread"),
+    (libc::SYS_rt_sigprocmask, "start of a thread"),
+    (libc::SYS_rt_sigaction, "a fault handed to its earlier handler"),
+    (libc::SYS_rt_sigreturn, "return from a handler"),
+    (libc::SYS_sched_getaffinity, "the C library's stack size of a thread"),
+    (libc::SYS_gettid, "names of threads for kicks"),
+    (libc::SYS_getpid, "names of threads for kicks"),
+    (libc::SYS_exit, "end of a thread"),
+    (libc::SYS_exit_group, "end of the process"),
+    // Facts.
+    (libc::SYS_getrandom, "random numbers for the guest and for hash tables"),
+    (libc::SYS_getcpu, "which CPU a thread runs on, where the vDSO cannot answer"),
+    (libc::SYS_getrusage, "statistics"),
+    (libc::SYS_sysinfo, "statistics"),
+];
+
+const fn ior<T>(nr: u64) -> u64 {
+    (2 << 30) | ((size_of::<T>() as u64) << 16) | (0xae << 8) | nr
+}
+const fn iow<T>(nr: u64) -> u64 {
+    (1 << 30) | ((size_of::<T>() as u64) << 16) | (0xae << 8) | nr
+}
+
+/// Requests on the virtual machine and its vCPUs (<linux/kvm.h>). None opens or creates anything.
+const KVM_REQUESTS: &[u64] = &[
+    0xae80,                                        // KVM_RUN
+    iow::<kvm::kvm_userspace_memory_region>(0x46), // KVM_SET_USER_MEMORY_REGION: more memory; dropping shadow pages
+    ior::<kvm::kvm_regs>(0x81),
+    iow::<kvm::kvm_regs>(0x82),
+    ior::<kvm::kvm_sregs>(0x83),
+    iow::<kvm::kvm_sregs>(0x84),
+    ior::<kvm::kvm_xsave>(0xa4),
+    iow::<kvm::kvm_xsave>(0xa5),
+    ior::<kvm::kvm_xsave>(0xcf), // KVM_GET_XSAVE2
+    ior::<kvm::kvm_xcrs>(0xa6),
+    iow::<kvm::kvm_xcrs>(0xa7),
+    ior::<kvm::kvm_fpu>(0x8c),
+    iow::<kvm::kvm_fpu>(0x8d),
+    ior::<kvm::kvm_vcpu_events>(0x9f),
+    iow::<kvm::kvm_vcpu_events>(0xa0),
+    ior::<kvm::kvm_debugregs>(0xa1),
+    iow::<kvm::kvm_debugregs>(0xa2),
+    0xc008_ae88, // KVM_GET_MSRS
+    0x4008_ae89, // KVM_SET_MSRS
+    iow::<kvm::kvm_guest_debug>(0x9b),
+    0xaea3, // KVM_GET_TSC_KHZ
+];
+
+fn failed(why: impl ToString) -> JailError {
+    JailError { what: "system calls", why: why.to_string() }
+}
+
+fn rule(conditions: Vec<Cond>) -> Result<SeccompRule, JailError> {
+    SeccompRule::new(conditions).map_err(failed)
+}
+
+fn when(arg: u8, len: Len, op: Op, value: u64) -> Result<Cond, JailError> {
+    Cond::new(arg, len, op, value).map_err(failed)
+}
+
+fn one(arg: u8, len: Len, op: Op, value: u64) -> Result<SeccompRule, JailError> {
+    rule(vec![when(arg, len, op, value)?])
+}
+
+/// Calls that are allowed with some arguments only.
+fn conditional(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> Result<(), JailError> {
+    let requests = KVM_REQUESTS.iter().copied().chain(TERMINAL_REQUESTS.iter().map(|r| u64::from(*r)));
+    let ioctls = requests.map(|r| one(1, Len::Dword, Op::Eq, r)).collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_ioctl, ioctls);
+
+    // No executable memory of our own: guest code runs in the virtual machine only.
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        let no_exec = one(2, Len::Dword, Op::MaskedEq(libc::PROT_EXEC as u64), 0)?;
+        rules.insert(call, vec![no_exec]);
+    }
+    // The allocator grows large blocks in place or by moving them.
+    rules.insert(libc::SYS_mremap, vec![one(3, Len::Dword, Op::MaskedEq(!1 & 0xffff_ffff), 0)?]);
+
+    // Threads, never processes and never namespaces.
+    let thread = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
+    let namespaces = (libc::CLONE_NEWNS
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUSER
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWCGROUP) as u64;
+    rules.insert(libc::SYS_clone, vec![one(0, Len::Qword, Op::MaskedEq(thread | namespaces), thread)?]);
+    // A second program answers ENOSYS: its flags lie in memory, where no filter can look. The C library then uses clone.
+    rules.insert(libc::SYS_clone3, Vec::new());
+
+    // Signals to this process only: kicks, and stopping with the guest on SIGTSTP.
+    let pid = u64::from(std::process::id());
+    rules.insert(libc::SYS_tgkill, vec![one(0, Len::Dword, Op::Eq, pid)?]);
+    rules.insert(libc::SYS_kill, vec![one(0, Len::Dword, Op::Eq, pid)?]);
+
+    let commands = [libc::F_GETFL, libc::F_GETFD, libc::F_SETFD, libc::F_DUPFD_CLOEXEC];
+    let fcntls = commands.iter().map(|c| one(1, Len::Dword, Op::Eq, *c as u64)).collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_fcntl, fcntls);
+
+    // FIFOs and sockets of writable trees; no device nodes.
+    let kind = |k: u32| one(2, Len::Dword, Op::MaskedEq(u64::from(libc::S_IFMT)), u64::from(k));
+    rules.insert(libc::SYS_mknodat, vec![kind(libc::S_IFIFO)?, kind(libc::S_IFSOCK)?]);
+
+    // The name of a thread.
+    rules.insert(libc::SYS_prctl, vec![one(0, Len::Dword, Op::Eq, libc::PR_SET_NAME as u64)?]);
+    Ok(())
+}
+
+fn programs(refusal: Refusal) -> Result<[BpfProgram; 2], JailError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|(nr, _)| (*nr, Vec::new())).collect();
+    conditional(&mut rules)?;
+    let refused = match refusal {
+        Refusal::Kill => SeccompAction::KillProcess,
+        Refusal::Report => SeccompAction::Trap,
+    };
+    let arch = TargetArch::x86_64;
+    let list = SeccompFilter::new(rules, refused, SeccompAction::Allow, arch).map_err(failed)?;
+    let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let enosys = SeccompAction::Errno(libc::ENOSYS as u32);
+    let second = SeccompFilter::new(clone3, SeccompAction::Allow, enosys, arch).map_err(failed)?;
+    Ok([second.try_into().map_err(failed)?, list.try_into().map_err(failed)?])
+}
+
+extern "C" fn on_refusal(_signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let mut text =
+        *b"bartizan: the jail refused host system call      (first arguments                   ,                   )\n";
+    let mut number = |at: usize, mut n: u64, radix: u64, width: usize| {
+        for i in (at..at + width).rev() {
+            let digit = (n % radix) as usize;
+            if let (Some(to), Some(c)) = (text.get_mut(i), b"0123456789abcdef".get(digit)) {
+                *to = *c;
+            }
+            n /= radix;
+            if n == 0 {
+                break;
+            }
+        }
+    };
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: the kernel gives SA_SIGINFO handlers valid structures; for SIGSYS the call's number is in RAX's slot.
+    let (nr, a, b) = unsafe {
+        let g = &(*context).uc_mcontext.gregs;
+        let _ = info;
+        (g[libc::REG_RAX as usize] as u64, g[libc::REG_RDI as usize] as u64, g[libc::REG_RSI as usize] as u64)
+    };
+    number(44, nr, 10, 4);
+    number(66, a, 16, 17);
+    number(86, b, 16, 17);
+    // SAFETY: plain system calls on valid memory; both are on the list.
+    unsafe {
+        libc::write(2, text.as_ptr().cast(), text.len());
+        libc::_exit(125);
+    }
+}
+
+/// Puts the list in force for every thread of the process, for good. Afterwards nothing can be opened but beneath the trees,
+/// and no process or executable memory made.
+pub fn restrict_calls(refusal: Refusal) -> Result<(), JailError> {
+    if refusal == Refusal::Report {
+        // SAFETY: zero is a valid sigaction.
+        let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+        action.sa_sigaction = on_refusal as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: the structure is valid and the handler async-signal-safe.
+        unsafe { libc::sigaction(libc::SIGSYS, &raw const action, core::ptr::null_mut()) };
+    }
+    for program in programs(refusal)? {
+        seccompiler::apply_filter_all_threads(&program).map_err(failed)?;
+    }
+    Ok(())
+}
