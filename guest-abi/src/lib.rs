@@ -5,6 +5,7 @@
 
 pub mod addr;
 pub mod errno;
+pub mod file;
 pub mod layout;
 pub mod signal;
 pub mod types;

@@ -231,6 +231,11 @@ pub fn broken_pipe(task: &Arc<Task>) {
     own_signal(task, Signal::SIGPIPE);
 }
 
+/// Sends the SIGXFSZ that goes with EFBIG.
+pub fn file_too_large(task: &Arc<Task>) {
+    own_signal(task, Signal::SIGXFSZ);
+}
+
 fn own_signal(task: &Arc<Task>, signal: Signal) {
     let info = info::from_process(signal, code::SI_USER, task.group().pid().own(), task.credentials().uid);
     // Neither signal is queued, so nothing can fail.
@@ -244,7 +249,7 @@ pub fn file_size_room(task: &Arc<Task>, file: &File, pos: u64, len: usize) -> Re
         return Ok(len);
     }
     if pos >= limit {
-        own_signal(task, Signal::SIGXFSZ);
+        file_too_large(task);
         return Err(Errno::EFBIG);
     }
     Ok(usize::try_from(limit - pos).unwrap_or(usize::MAX).min(len))

@@ -2,8 +2,10 @@
 //!
 //! Each area file offers `ROWS`; [`table::TABLE_AREAS`] lists the areas.
 pub mod args;
+pub mod attr;
 pub mod directory;
 pub mod epoll;
+pub mod fcntl;
 pub mod file;
 pub mod futex;
 pub mod io;
@@ -14,4 +16,6 @@ pub mod place;
 pub mod poll;
 pub mod signal;
 pub mod socket;
+pub mod stat;
 pub mod table;
+pub mod xattr;
