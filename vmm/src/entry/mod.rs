@@ -1,0 +1,136 @@
+//! The monitor's region of every address space: the SYSCALL entry, exception stubs, descriptor tables, ring-0 stack and
+//! mailbox, and which of them the program may touch. Owns their bytes and addresses; never runs a vCPU.
+//!
+//! A vCPU has one chain of tables for the region, which the last lower-half entry of each top-level table it uses leads to.
+//! Everything but the stack and the mailbox is shared by all vCPUs.
+pub mod decode;
+pub mod tables;
+
+use guest_abi::Errno;
+use guest_abi::layout::{ENTRY_PAGE, MAILBOX_PAGE, MONITOR_BASE, PAGE_SIZE};
+use sentry::platform::{Memory as _, PhysAddr};
+
+use crate::memory::GuestMemory;
+use crate::page_table::pte;
+
+/// GDT and, from [`TSS`] on, the task state segment.
+pub const DESCRIPTOR_PAGE: u64 = MAILBOX_PAGE + PAGE_SIZE;
+/// The task state segment with its I/O permission bitmap.
+pub const TSS: u64 = DESCRIPTOR_PAGE + 0x100;
+/// The interrupt descriptor table, 256 gates.
+pub const IDT_PAGE: u64 = DESCRIPTOR_PAGE + PAGE_SIZE;
+/// Exception stubs, and the SYSCALL entry of ring0 mode.
+pub const STUB_PAGE: u64 = IDT_PAGE + PAGE_SIZE;
+/// The stack that every gate switches to.
+pub const STACK_PAGE: u64 = STUB_PAGE + PAGE_SIZE;
+/// Its top: exception frames are always at the same place below it.
+pub const STACK_TOP: u64 = STACK_PAGE + PAGE_SIZE;
+
+/// Distance of exception stubs.
+pub const STUB_STRIDE: u64 = 8;
+/// The SYSCALL entry of ring0 mode.
+pub const SUPERVISOR_SYSCALL: u64 = STUB_PAGE + 0xc00;
+/// Where ring0 mode resumes a program whose registers allow it: the SYSRET after the `out` above.
+pub const SUPERVISOR_SYSRET: u64 = SUPERVISOR_SYSCALL + 2;
+
+/// The port by which a system call leaves the guest.
+pub const SYSCALL_PORT: u8 = 0x10;
+/// The port by which an exception leaves the guest.
+pub const EXCEPTION_PORT: u8 = 0x12;
+
+/// How SYSCALL arrives on this KVM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrapMode {
+    /// In ring 0, as the processor manuals say: the entry is a supervisor page and ends in SYSRET.
+    Ring0,
+    /// Still in ring 3: the entry is a user page, and the I/O permission bitmap admits its one port.
+    Ring3,
+}
+
+impl core::fmt::Display for TrapMode {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            TrapMode::Ring0 => "ring0",
+            TrapMode::Ring3 => "ring3",
+        })
+    }
+}
+
+impl TrapMode {
+    /// Where LSTAR points.
+    pub fn syscall_entry(self) -> u64 {
+        match self {
+            TrapMode::Ring0 => SUPERVISOR_SYSCALL,
+            TrapMode::Ring3 => ENTRY_PAGE,
+        }
+    }
+}
+
+/// The pages that all vCPUs of a machine share.
+pub struct SharedPages {
+    entry: PhysAddr,
+    descriptors: PhysAddr,
+    idt: PhysAddr,
+    stubs: PhysAddr,
+}
+
+impl SharedPages {
+    /// Makes them.
+    pub fn new(memory: &GuestMemory) -> Result<SharedPages, Errno> {
+        let shared = SharedPages {
+            entry: memory.alloc_table_page()?,
+            descriptors: memory.alloc_table_page()?,
+            idt: memory.alloc_table_page()?,
+            stubs: memory.alloc_table_page()?,
+        };
+        memory.write(shared.entry, &tables::user_entry())?;
+        memory.write(shared.descriptors, &tables::descriptors())?;
+        memory.write(shared.idt, &tables::interrupt_descriptors())?;
+        memory.write(shared.stubs, &tables::stubs())?;
+        Ok(shared)
+    }
+
+    /// Shuts or opens the system call port to ring 3. Only while no vCPU runs.
+    pub fn set_port_open(&self, memory: &GuestMemory, open: bool) -> Result<(), Errno> {
+        memory.write(self.descriptors, &tables::descriptors_with_port(open))
+    }
+}
+
+/// The tables and pages of one vCPU.
+pub struct Chain {
+    /// The page-directory-pointer table for the region's top-level entry.
+    pub pdpt: PhysAddr,
+    table: PhysAddr,
+    /// The ring-0 stack.
+    pub stack: PhysAddr,
+}
+
+impl Chain {
+    /// Makes the chain of the CPU numbered `cpu`. Without a mode the system call entry of ring3 mode is left out.
+    pub fn new(memory: &GuestMemory, shared: &SharedPages, cpu: u32, mode: Option<TrapMode>) -> Result<Chain, Errno> {
+        let (pdpt, directory) = (memory.alloc_table_page()?, memory.alloc_table_page()?);
+        let chain = Chain { pdpt, table: memory.alloc_table_page()?, stack: memory.alloc_table_page()? };
+        let mailbox = memory.alloc_table_page()?;
+        memory.write(mailbox, &cpu.to_le_bytes())?;
+        memory.table_write(pdpt, index(MONITOR_BASE, 30), pte::table(directory));
+        memory.table_write(directory, index(MONITOR_BASE, 21), pte::table(chain.table));
+        chain.set(memory, DESCRIPTOR_PAGE, pte::supervisor(shared.descriptors, false, false));
+        chain.set(memory, IDT_PAGE, pte::supervisor(shared.idt, false, false));
+        chain.set(memory, STUB_PAGE, pte::supervisor(shared.stubs, false, true));
+        chain.set(memory, STACK_PAGE, pte::supervisor(chain.stack, true, false));
+        // The program may read its CPU's number; nothing the monitor relies on is writable by it.
+        chain.set(memory, MAILBOX_PAGE, pte::user(mailbox, false, false));
+        if mode == Some(TrapMode::Ring3) {
+            chain.set(memory, ENTRY_PAGE, pte::user(shared.entry, false, true));
+        }
+        Ok(chain)
+    }
+
+    fn set(&self, memory: &GuestMemory, va: u64, entry: u64) {
+        memory.table_write(self.table, index(va, 12), entry);
+    }
+}
+
+fn index(va: u64, shift: u32) -> usize {
+    ((va >> shift) & 511) as usize
+}
