@@ -1,6 +1,14 @@
 //! bartizan's virtual machine monitor: KVM, guest memory, page tables, vCPU workers, host files, jail, command line.
 
+pub mod clock;
+pub mod entry;
+pub mod fpu;
 pub mod host;
 pub mod jail;
+pub mod kvm;
 pub mod memory;
+pub mod page_table;
+pub mod platform;
 pub mod reactor;
+pub mod self_test;
+pub mod vcpu_pool;

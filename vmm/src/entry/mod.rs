@@ -33,6 +33,9 @@ pub const SUPERVISOR_SYSCALL: u64 = STUB_PAGE + 0xc00;
 /// Where ring0 mode resumes a program whose registers allow it: the SYSRET after the `out` above.
 pub const SUPERVISOR_SYSRET: u64 = SUPERVISOR_SYSCALL + 2;
 
+/// Bytes of the system call entry of ring3 mode.
+pub const USER_ENTRY_LEN: u64 = 4;
+
 /// The port by which a system call leaves the guest.
 pub const SYSCALL_PORT: u8 = 0x10;
 /// The port by which an exception leaves the guest.
@@ -121,9 +124,14 @@ impl Chain {
         // The program may read its CPU's number; nothing the monitor relies on is writable by it.
         chain.set(memory, MAILBOX_PAGE, pte::user(mailbox, false, false));
         if mode == Some(TrapMode::Ring3) {
-            chain.set(memory, ENTRY_PAGE, pte::user(shared.entry, false, true));
+            chain.open_entry(memory, shared);
         }
         Ok(chain)
+    }
+
+    /// Shows the system call entry of ring3 mode.
+    pub fn open_entry(&self, memory: &GuestMemory, shared: &SharedPages) {
+        self.set(memory, ENTRY_PAGE, pte::user(shared.entry, false, true));
     }
 
     fn set(&self, memory: &GuestMemory, va: u64, entry: u64) {

@@ -1,5 +1,5 @@
 //! The bytes of the entry stubs and descriptor tables (Intel SDM volume 3, chapters 3, 6 and 8).
-use super::{EXCEPTION_PORT, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL, SYSCALL_PORT, TSS};
+use super::{EXCEPTION_PORT, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL, SYSCALL_PORT, TSS, USER_ENTRY_LEN};
 
 /// Ring-0 code segment selector.
 pub const KERNEL_CS: u16 = 0x10;
@@ -22,8 +22,10 @@ pub const TSS_LIMIT: u32 = (TSS_LEN + BITMAP_LEN - 1) as u32;
 
 /// The SYSCALL entry of ring3 mode. A KVM that has not yet stepped over the `out` when the registers are replaced by ones
 /// that point at the `out` itself steps over it then, and the jump makes that another system call, as it should be.
-pub fn user_entry() -> [u8; 4] {
-    [0xe6, SYSCALL_PORT, 0xeb, 0xfc] // 1: out %al, $SYSCALL_PORT; jmp 1b
+pub fn user_entry() -> Vec<u8> {
+    let mut page = vec![0xcc; 4096];
+    page[..USER_ENTRY_LEN as usize].copy_from_slice(&[0xe6, SYSCALL_PORT, 0xeb, 0xfc]); // 1: out %al, $SYSCALL_PORT; jmp 1b
+    page
 }
 
 /// The page of exception stubs and the SYSCALL entry of ring0 mode.

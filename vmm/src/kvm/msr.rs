@@ -4,6 +4,7 @@ use kvm_ioctls::VcpuFd;
 
 use super::PlatformError;
 
+const MSR_TSC: u32 = 0x10;
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
 const MSR_CSTAR: u32 = 0xc000_0083;
@@ -36,6 +37,13 @@ pub fn set_syscall(vcpu: &VcpuFd, lstar: u64) -> Result<(), PlatformError> {
 /// Sets what RDTSCP and RDPID answer: Linux's CPU number (node 0). A processor without them has no such register.
 pub fn set_tsc_aux(vcpu: &VcpuFd, cpu: u32) {
     if let Ok(msrs) = Msrs::from_entries(&[entry(MSR_TSC_AUX, u64::from(cpu))]) {
+        let _ = vcpu.set_msrs(&msrs);
+    }
+}
+
+/// Sets the TSC. KVM takes values that differ little from what the counter would be anyway for an offset of the first one.
+pub fn set_tsc(vcpu: &VcpuFd, value: u64) {
+    if let Ok(msrs) = Msrs::from_entries(&[entry(MSR_TSC, value)]) {
         let _ = vcpu.set_msrs(&msrs);
     }
 }

@@ -2,15 +2,23 @@
 //! kernel's `kvm_run` page; knows nothing of tasks.
 #![allow(unsafe_code)]
 use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 
-use kvm_bindings::{kvm_regs, kvm_run, kvm_sregs, kvm_xcrs, kvm_xsave};
+use kvm_bindings::{kvm_device_attr, kvm_regs, kvm_run, kvm_sregs, kvm_xcrs, kvm_xsave};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd, VmFd};
 
 use super::PlatformError;
 
 /// Bytes of the buffer of KVM_GET_XSAVE. A guest without dynamically enabled features (AMX) needs no more.
 pub const XSAVE_BYTES: usize = 4096;
+
+/// _IOW(KVMIO, 0xe1, struct kvm_device_attr) of <linux/kvm.h>.
+const KVM_SET_DEVICE_ATTR: libc::c_ulong = 0x4018_aee1;
+/// KVM_VCPU_TSC_CTRL of <asm/kvm.h>.
+const TSC_CTRL: u32 = 0;
+/// KVM_VCPU_TSC_OFFSET of <asm/kvm.h>.
+const TSC_OFFSET: u64 = 0;
 
 /// How KVM_RUN ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +118,19 @@ impl Vcpu {
         let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
         xcrs.xcrs[0].value = xcr0;
         self.fd.set_xcrs(&xcrs).map_err(PlatformError::kvm("set XCR0 of a virtual CPU"))
+    }
+
+    /// Makes the guest's TSC the host's. False if this KVM cannot (older than Linux 5.16).
+    pub fn share_tsc(&self) -> bool {
+        let offset = 0u64;
+        let attr = kvm_device_attr {
+            group: TSC_CTRL,
+            attr: TSC_OFFSET,
+            addr: (&raw const offset).expose_provenance() as u64,
+            flags: 0,
+        };
+        // SAFETY: the descriptor is a vCPU's, and the attribute names a live u64 that the kernel only reads.
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), KVM_SET_DEVICE_ATTR, &raw const attr) == 0 }
     }
 
     /// Enters the guest until something happens.

@@ -1,0 +1,160 @@
+//! [`sentry::platform::Platform`] over KVM: ties vCPUs, memory, page tables and clock together. Owns none of their rules.
+use std::sync::{Arc, OnceLock};
+
+use guest_abi::Errno;
+use sentry::platform::{Exit, Fpu, GuestSpace, Memory, Platform, TscClock, UserContext};
+
+use crate::clock::Clock;
+use crate::entry::TrapMode;
+use crate::fpu::KvmFpu;
+use crate::kvm::{PlatformError, caps};
+use crate::memory::GuestMemory;
+use crate::page_table::KvmSpace;
+use crate::self_test::{self, SelfTest};
+use crate::vcpu_pool::Pool;
+
+/// What a sandbox asks of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Workers and vCPUs, at least 1.
+    pub cpus: usize,
+    /// Bytes of guest memory, page tables included.
+    pub memory_limit: u64,
+}
+
+/// Called with a host CLOCK_MONOTONIC time at which `Kernel::on_deadline` is to run, or None to cancel.
+pub type DeadlineSink = Box<dyn Fn(Option<u64>) + Send + Sync>;
+
+/// A KVM virtual machine as the sentry sees it.
+pub struct KvmPlatform {
+    pool: Arc<Pool>,
+    clock: Clock,
+    report: SelfTest,
+    deadline: OnceLock<DeadlineSink>,
+}
+
+impl KvmPlatform {
+    /// Makes the machine and tests it. Workers attach later.
+    pub fn new(config: Config) -> Result<Arc<KvmPlatform>, PlatformError> {
+        let (kvm, caps) = caps::open()?;
+        let cpus = config.cpus.max(1);
+        // One more vCPU is the self-test's.
+        if cpus >= caps.max_vcpus.min(256) {
+            return Err(PlatformError::TooManyCpus(cpus, caps.max_vcpus.min(256) - 1));
+        }
+        let (machine, report) = self_test::run(&kvm, caps, cpus, config.memory_limit)?;
+        let clock = Clock::new(report.tsc_khz, report.tsc_usable);
+        Ok(Arc::new(KvmPlatform { pool: Pool::new(machine, cpus), clock, report, deadline: OnceLock::new() }))
+    }
+
+    /// What the self-test found.
+    pub fn self_test(&self) -> &SelfTest {
+        &self.report
+    }
+
+    /// Makes the calling thread the worker of `cpu`: it gets its vCPU, blocks all signals but the kick and its own faults,
+    /// and may call [`Platform::enter`] and [`Platform::park`]. Once for each CPU.
+    pub fn attach_worker(&self, cpu: usize) -> Result<(), PlatformError> {
+        self.pool.attach(cpu)
+    }
+
+    /// Names who keeps the nearest deadline (the reactor). Once.
+    pub fn set_deadline_sink(&self, sink: DeadlineSink) {
+        let _ = self.deadline.set(sink);
+    }
+
+    /// Guest memory with all it offers to the rest of the monitor.
+    pub fn guest_memory(&self) -> &Arc<GuestMemory> {
+        &self.pool.machine.memory
+    }
+
+    /// How SYSCALL arrives.
+    pub fn trap_mode(&self) -> TrapMode {
+        self.pool.machine.mode
+    }
+}
+
+impl Platform for KvmPlatform {
+    fn cpus(&self) -> usize {
+        self.pool.len()
+    }
+
+    fn memory(&self) -> &dyn Memory {
+        &*self.pool.machine.memory
+    }
+
+    fn new_space(&self) -> Result<Arc<dyn GuestSpace>, Errno> {
+        Ok(Arc::new(KvmSpace::new(self.pool.machine.memory.clone(), self.pool.len())))
+    }
+
+    fn new_fpu(&self) -> Arc<dyn Fpu> {
+        Arc::new(KvmFpu::new(&self.pool, &self.pool.machine.format))
+    }
+
+    fn xsave_len(&self) -> usize {
+        self.pool.machine.format.len()
+    }
+
+    fn xcr0(&self) -> u64 {
+        self.pool.machine.cpuid.xcr0
+    }
+
+    fn hwcap(&self) -> (u64, u64) {
+        let cpuid = &self.pool.machine.cpuid;
+        (u64::from(cpuid.hwcap), u64::from(cpuid.fsgsbase) << 1)
+    }
+
+    fn enter(&self, space: &dyn GuestSpace, ctx: &mut UserContext, fpu: &dyn Fpu) -> Exit {
+        let space = space.as_any().downcast_ref::<KvmSpace>();
+        match (space, fpu.as_any().downcast_ref::<KvmFpu>()) {
+            (Some(space), Some(fpu)) => self.pool.enter(space, ctx, fpu),
+            _ => Exit::Broken("an address space or vector state of another platform"),
+        }
+    }
+
+    fn kick(&self, cpu: usize) {
+        self.pool.kick(cpu);
+    }
+
+    fn set_preemption(&self, cpu: usize, ns: Option<u64>) {
+        self.pool.set_preemption(cpu, ns, self.clock.monotonic());
+    }
+
+    fn park(&self, cpu: usize) {
+        self.pool.park(cpu);
+    }
+
+    fn unpark(&self, cpu: usize) {
+        self.pool.unpark(cpu);
+    }
+
+    fn monotonic(&self) -> u64 {
+        self.clock.monotonic()
+    }
+
+    fn realtime(&self) -> u64 {
+        self.clock.realtime()
+    }
+
+    fn tsc_clock(&self) -> Option<TscClock> {
+        self.clock.params()
+    }
+
+    fn set_deadline(&self, at: Option<u64>) {
+        if let Some(sink) = self.deadline.get() {
+            sink(at.map(|at| self.clock.host_deadline(at)));
+        }
+    }
+
+    fn random(&self, buf: &mut [u8]) {
+        let mut done = 0;
+        while done < buf.len() {
+            // getrandom(2) fails only by a signal before its pool is ready.
+            done += rustix::rand::getrandom(&mut buf[done..], rustix::rand::GetRandomFlags::empty()).unwrap_or(0);
+        }
+    }
+
+    fn mailbox_readable(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,175 @@
+//! What this machine's KVM does, found out by running a few instructions when a sandbox starts: how SYSCALL arrives, whether
+//! exceptions come as they should, whether the guest's TSC is the host's. Owns the verdicts that `bartizan doctor` prints.
+use std::sync::Arc;
+
+use guest_abi::Errno;
+use kvm_ioctls::{Kvm, VmFd};
+use sentry::platform::{Exit, GuestSpace, Memory as _, Pte, PteFlags, UserContext};
+
+use crate::clock;
+use crate::entry::{SUPERVISOR_SYSCALL, SharedPages, TrapMode};
+use crate::fpu::{Format, KvmFpu};
+use crate::kvm::cpuid::GuestCpuid;
+use crate::kvm::{Caps, PlatformError, vm};
+use crate::memory::GuestMemory;
+use crate::page_table::KvmSpace;
+use crate::vcpu_pool::guest::Guest;
+use crate::vcpu_pool::{Kick, Machine};
+
+/// What the self-test found.
+#[derive(Clone, Debug)]
+pub struct SelfTest {
+    /// Capabilities.
+    pub caps: Caps,
+    /// How SYSCALL arrives.
+    pub trap_mode: TrapMode,
+    /// Whether KVM walks the guest's page tables in hardware (nested paging), as far as the host tells; else it is taken for
+    /// one that shadows them.
+    pub nested_paging: bool,
+    /// Whether the guest's TSC is the host's and counts at one rate: the vDSO can then tell the time.
+    pub tsc_usable: bool,
+    /// The TSC's rate, kHz, if KVM knows.
+    pub tsc_khz: Option<u64>,
+    /// State components the guest may use.
+    pub xcr0: u64,
+    /// Bytes of a signal frame's extended state.
+    pub xsave_len: usize,
+    /// Whether programs may set their FS and GS bases themselves.
+    pub fsgsbase: bool,
+}
+
+/// Where the test program lies, and the offsets of its parts.
+const CODE: u64 = 0x40_0000;
+const TSC: u64 = 0x10;
+const UD2: u64 = 0x30;
+const LOAD: u64 = 0x40;
+/// An address that nothing maps.
+const ABSENT: u64 = 0x1234_5678_9000;
+
+fn program() -> [u8; 0x50] {
+    let mut code = [0xcc; 0x50];
+    let mut put = |at: u64, bytes: &[u8]| code[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+    put(0, &[0x0f, 0x05]); // syscall
+    put(TSC, &[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0, 0x0f, 0x05]); // rdtsc; shl; or; syscall
+    put(UD2, &[0x0f, 0x0b]);
+    put(LOAD, &[0x8a, 0x07]); // mov (%rdi), %al
+    code
+}
+
+/// Whether the host says that its KVM uses nested paging.
+fn nested_paging() -> bool {
+    let yes = |path: &str| std::fs::read_to_string(path).is_ok_and(|s| matches!(s.trim(), "Y" | "1"));
+    !std::path::Path::new("/sys/module/kvm_pvm").exists()
+        && (yes("/sys/module/kvm_intel/parameters/ept") || yes("/sys/module/kvm_amd/parameters/npt"))
+}
+
+struct Test<'a> {
+    machine: &'a Machine,
+    guest: Guest,
+    kick: Kick,
+    space: &'a KvmSpace,
+    fpu: &'a KvmFpu,
+}
+
+impl Test<'_> {
+    fn enter(&mut self, rip: u64, rdi: u64) -> (Exit, UserContext) {
+        let mut ctx = UserContext { rip: CODE + rip, rdi, rax: 39, rbx: !1, r8: 8, rsp: 0x5a5a, ..Default::default() };
+        loop {
+            let exit = self.guest.enter(self.machine, &self.kick, 0, self.space, &mut ctx, self.fpu);
+            // A signal to this thread is no verdict.
+            if exit != Exit::Interrupted {
+                return (exit, ctx);
+            }
+        }
+    }
+}
+
+fn failed<T>(what: &str, exit: &Exit) -> Result<T, PlatformError> {
+    Err(PlatformError::SelfTest(format!("{what} ended in {exit:?}")))
+}
+
+/// Makes a virtual machine for `cpus` CPUs and finds out how it behaves.
+pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Machine, SelfTest), PlatformError> {
+    let no_memory = |e: Errno| PlatformError::Memory(e.to_string());
+    let fd: Arc<VmFd> = Arc::new(vm::create(kvm, memory_limit)?);
+    let memory = GuestMemory::new(fd.clone(), memory_limit).map_err(|e| PlatformError::Memory(e.to_string()))?;
+    let nested_paging = nested_paging();
+    memory.set_shadow_paging(!nested_paging);
+    let cpuid = GuestCpuid::new(kvm, cpus)?;
+    let shared = SharedPages::new(&memory).map_err(no_memory)?;
+    // The vCPU is the test's own: a vCPU that changes threads costs some kernels a grace period of milliseconds.
+    let id = u32::try_from(cpus).unwrap_or(u32::MAX);
+    let mut guest = Guest::new(&fd, &memory, &shared, &cpuid, id, 0, None)?;
+    let (vcpu, _) = guest.fpu_parts();
+    let sample = vcpu.read_xsave().map_err(|e| PlatformError::Kvm("read the extended state of a virtual CPU", e))?;
+    let tsc_khz = if caps.tsc_khz { vcpu.fd().get_tsc_khz().ok().map(u64::from).filter(|&k| k > 0) } else { None };
+    let format = Arc::new(Format::new(&cpuid, &sample));
+    let mut machine =
+        Machine { vm: fd, memory, shared, cpuid, mode: TrapMode::Ring0, out_advances: false, format: format.clone() };
+
+    let space = KvmSpace::new(machine.memory.clone(), 1);
+    let code = machine.memory.alloc().map_err(no_memory)?;
+    machine.memory.write(code, &program()).map_err(no_memory)?;
+    space.map(CODE, Pte { pa: code, flags: PteFlags::EXEC | PteFlags::OWNED }).map_err(no_memory)?;
+    let verdict = test(&mut machine, guest, &space);
+    space.update(CODE, CODE + guest_abi::layout::PAGE_SIZE, &mut |_, _| None);
+    machine.memory.release(&[code]);
+    let tsc_matches = verdict?;
+
+    let report = SelfTest {
+        caps,
+        trap_mode: machine.mode,
+        nested_paging,
+        tsc_usable: tsc_matches && clock::host_tsc_is_constant(),
+        tsc_khz,
+        xcr0: machine.cpuid.xcr0,
+        xsave_len: format.len(),
+        fsgsbase: machine.cpuid.fsgsbase,
+    };
+    Ok((machine, report))
+}
+
+/// Sets the machine's mode, and tells whether the guest's TSC is the host's.
+fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, PlatformError> {
+    let fpu = KvmFpu::detached(&machine.format);
+    let mut t = Test { machine, guest, kick: Kick::default(), space, fpu: &fpu };
+    let page = t.guest.run_page();
+    t.kick.set_run_page(page);
+    match t.enter(0, 0) {
+        (Exit::Syscall, _) => {}
+        // An instruction fetch by ring 3 from the supervisor's entry.
+        (Exit::Exception { vector: 14, error: 0x15, cr2: SUPERVISOR_SYSCALL }, _) => {
+            let Test { guest, kick, .. } = t;
+            machine.mode = TrapMode::Ring3;
+            machine
+                .shared
+                .set_port_open(&machine.memory, true)
+                .map_err(|e| PlatformError::Memory(e.to_string()))?;
+            t = Test { machine, guest, kick, space, fpu: &fpu };
+            t.guest.become_ring3(t.machine)?;
+        }
+        (exit, _) => return failed("SYSCALL", &exit),
+    }
+    match t.enter(0, 7) {
+        (Exit::Syscall, c)
+            if c.rip == CODE + 2
+                && (c.rcx, c.rax, c.rbx, c.rdi, c.r8, c.rsp) == (c.rip, 39, !1, 7, 8, 0x5a5a) => {}
+        (exit, _) => return failed("SYSCALL", &exit),
+    }
+    let out_advances = t.guest.out_advanced();
+    let before = clock::tsc();
+    let tsc_matches = match t.enter(TSC, 0) {
+        (Exit::Syscall, c) => (before..=clock::tsc()).contains(&c.rax),
+        (exit, _) => return failed("RDTSC", &exit),
+    };
+    match t.enter(UD2, 0) {
+        (Exit::Exception { vector: 6, .. }, c) if c.rip == CODE + UD2 && c.rsp == 0x5a5a => {}
+        (exit, _) => return failed("UD2", &exit),
+    }
+    match t.enter(LOAD, ABSENT) {
+        (Exit::Exception { vector: 14, error: 4, cr2: ABSENT }, c) if c.rip == CODE + LOAD => {}
+        (exit, _) => return failed("a page fault", &exit),
+    }
+    machine.out_advances = out_advances;
+    Ok(tsc_matches)
+}

@@ -1,0 +1,432 @@
+//! One vCPU in use: its set-up, and the way into the guest and out of it. Owns the translation between a task's registers
+//! and the vCPU's, and from KVM's exits to the sentry's; the only place that knows both trap modes.
+use guest_abi::layout::{ENTRY_PAGE, PAGE_SIZE};
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
+use kvm_ioctls::VmFd;
+use sentry::platform::{Exit, GuestSpace as _, Memory as _, PhysAddr, PteFlags, UserContext};
+
+use super::Machine;
+use super::signal::Kick;
+use crate::entry::tables::{GDT_LIMIT, KERNEL_CS, TSS_LIMIT, TSS_SELECTOR, USER_CS, USER_SS, has_error_code};
+use crate::entry::{
+    Chain, DESCRIPTOR_PAGE, EXCEPTION_PORT, IDT_PAGE, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL, SUPERVISOR_SYSRET,
+    SYSCALL_PORT, SharedPages, TSS, TrapMode, USER_ENTRY_LEN, decode,
+};
+use crate::fpu::{KvmFpu, Resident};
+use crate::kvm::cpuid::GuestCpuid;
+use crate::kvm::vcpu::{RunExit, RunPage};
+use crate::kvm::{PlatformError, Vcpu, msr};
+use crate::memory::GuestMemory;
+use crate::page_table::KvmSpace;
+
+/// PG, AM, WP, NE, ET, MP, PE.
+const CR0: u64 = 0x8005_0033;
+/// PAE, OSFXSR, OSXMMEXCPT, OSXSAVE.
+const CR4: u64 = 0x0004_0620;
+/// FSGSBASE.
+const CR4_FSGSBASE: u64 = 1 << 16;
+/// SCE, LME, LMA, NXE.
+const EFER: u64 = 0xd01;
+/// Trap flag.
+const TF: u64 = 0x100;
+/// Resume flag.
+const RF: u64 = 0x1_0000;
+/// What a program may set in RFLAGS: CF PF AF ZF SF TF DF OF RF AC ID.
+const USER_FLAGS: u64 = 0x0025_0dd5;
+/// Always set in ring 3: IF, and bit 1.
+const FIXED_FLAGS: u64 = 0x202;
+/// An exception frame on the ring-0 stack page, in 64-bit words from the page's start.
+mod frame {
+    pub const RSP: usize = 510;
+    pub const RFLAGS: usize = 509;
+    pub const CS: usize = 508;
+    pub const RIP: usize = 507;
+    pub const ERROR: usize = 506;
+}
+
+/// RFLAGS as the processor may be given them.
+pub fn user_flags(rflags: u64) -> u64 {
+    rflags & USER_FLAGS | FIXED_FLAGS
+}
+
+fn canonical(va: u64) -> bool {
+    sign_extend(va) == va
+}
+
+/// The canonical address with the same low 48 bits. A base that is not canonical would make VM entry fail.
+fn sign_extend(va: u64) -> u64 {
+    ((va << 16).cast_signed() >> 16).cast_unsigned()
+}
+
+fn segment(selector: u16, type_: u8) -> kvm_segment {
+    let code = type_ & 8 != 0;
+    kvm_segment {
+        limit: 0xffff_ffff,
+        selector,
+        type_,
+        present: 1,
+        dpl: (selector & 3) as u8,
+        db: u8::from(!code),
+        s: 1,
+        l: u8::from(code),
+        g: 1,
+        ..Default::default()
+    }
+}
+
+/// A vCPU ready to run tasks.
+pub struct Guest {
+    vcpu: Vcpu,
+    chain: Chain,
+    resident: Resident,
+    /// System registers of a task with no segment bases, in no address space.
+    template: kvm_sregs,
+    /// The space whose tables CR3 names, or 0.
+    space: u64,
+    lstar: u64,
+    xcr0: u64,
+    number: u32,
+    /// The vCPU's registers are to be set up anew.
+    lost: bool,
+    /// At the last system call KVM reported the address after the `out`, not that of the `out`.
+    out_advanced: bool,
+}
+
+impl Guest {
+    /// Creates vCPU `id` of `vm`, which shows itself as CPU `number`. Without a mode SYSCALL goes to the supervisor entry.
+    pub fn new(
+        vm: &VmFd,
+        memory: &GuestMemory,
+        shared: &SharedPages,
+        cpuid: &GuestCpuid,
+        id: u32,
+        number: u32,
+        mode: Option<TrapMode>,
+    ) -> Result<Guest, PlatformError> {
+        let no_memory = |e: guest_abi::Errno| PlatformError::Memory(format!("no page for a virtual CPU ({e})"));
+        let chain = Chain::new(memory, shared, number, mode).map_err(no_memory)?;
+        let vcpu = Vcpu::new(vm, u64::from(id))?;
+        cpuid.apply(vcpu.fd(), number)?;
+        let mut template = vcpu.fd().get_sregs().map_err(PlatformError::kvm("read the system registers"))?;
+        let data = segment(USER_SS, 3);
+        template.cs = segment(USER_CS, 11);
+        (template.ss, template.ds, template.es, template.fs, template.gs) = (data, data, data, data, data);
+        template.tr = kvm_segment {
+            base: TSS,
+            limit: TSS_LIMIT,
+            selector: TSS_SELECTOR,
+            type_: 11,
+            present: 1,
+            ..Default::default()
+        };
+        template.gdt.base = DESCRIPTOR_PAGE;
+        template.gdt.limit = GDT_LIMIT;
+        template.idt.base = IDT_PAGE;
+        template.idt.limit = 0xfff;
+        template.cr0 = CR0;
+        template.cr4 = CR4 | if cpuid.fsgsbase { CR4_FSGSBASE } else { 0 };
+        template.efer = EFER;
+        let lstar = mode.unwrap_or(TrapMode::Ring0).syscall_entry();
+        let xcr0 = cpuid.xcr0;
+        let mut guest = Guest {
+            vcpu,
+            chain,
+            resident: Resident::default(),
+            template,
+            space: 0,
+            lstar,
+            xcr0,
+            number,
+            lost: true,
+            out_advanced: false,
+        };
+        guest.set_up(PhysAddr(0))?;
+        Ok(guest)
+    }
+
+    /// Gives the vCPU all its registers. CR3 must name a table unless nothing runs before the next change.
+    fn set_up(&mut self, root: PhysAddr) -> Result<(), PlatformError> {
+        let mut sregs = self.template;
+        sregs.cr3 = root.0;
+        self.vcpu.load_sregs(&sregs)?;
+        self.vcpu.set_xcr0(self.xcr0)?;
+        msr::set_syscall(self.vcpu.fd(), self.lstar)?;
+        msr::set_tsc_aux(self.vcpu.fd(), self.number);
+        if !self.vcpu.share_tsc() {
+            msr::set_tsc(self.vcpu.fd(), crate::clock::tsc());
+        }
+        self.lost = false;
+        self.space = 0;
+        Ok(())
+    }
+
+    /// Makes SYSCALL arrive as ring3 mode wants it. For the self-test, on a vCPU made without a mode.
+    pub fn become_ring3(&mut self, machine: &Machine) -> Result<(), PlatformError> {
+        self.chain.open_entry(&machine.memory, &machine.shared);
+        self.lstar = TrapMode::Ring3.syscall_entry();
+        self.lost = true;
+        Ok(())
+    }
+
+    /// Whether KVM reports the address after an `out` instead of its own, as seen at the last system call.
+    pub fn out_advanced(&self) -> bool {
+        self.out_advanced
+    }
+
+    /// For kicks.
+    pub fn run_page(&mut self) -> RunPage {
+        self.vcpu.run_page()
+    }
+
+    /// The vCPU and whose extended state it holds.
+    pub fn fpu_parts(&mut self) -> (&Vcpu, &mut Resident) {
+        (&self.vcpu, &mut self.resident)
+    }
+
+    /// Runs `ctx` until the sentry is needed. `kick` was told of the entry.
+    pub fn enter(
+        &mut self,
+        machine: &Machine,
+        kick: &Kick,
+        cpu: usize,
+        space: &KvmSpace,
+        ctx: &mut UserContext,
+        fpu: &KvmFpu,
+    ) -> Exit {
+        if !canonical(ctx.rip) {
+            // Linux's return to such an address faults before the first instruction.
+            return Exit::Exception { vector: 13, error: 0, cr2: 0 };
+        }
+        let Ok(root) = space.root(cpu, self.chain.pdpt) else { return Exit::Broken("no memory for page tables") };
+        if self.lost && self.set_up(root).is_err() {
+            return Exit::Broken("the virtual CPU cannot be set up again");
+        }
+        if !self.resident.load(&self.vcpu, cpu, fpu, &machine.format) {
+            return Exit::Broken("KVM refused the extended state");
+        }
+        self.load(machine.mode, root, space.id(), ctx);
+        let exit = self.run(machine, kick, space, ctx);
+        if let Exit::Broken(_) = exit {
+            self.resident.save(&self.vcpu, &machine.format);
+            self.lost = true;
+        }
+        exit
+    }
+
+    /// Puts the task's registers into the vCPU.
+    fn load(&mut self, mode: TrapMode, root: PhysAddr, space: u64, ctx: &UserContext) {
+        let rflags = user_flags(ctx.rflags);
+        let (fs, gs) = (sign_extend(ctx.fs_base), sign_extend(ctx.gs_base));
+        let new_space = self.space != space;
+        self.space = space;
+        let template = self.template;
+        let sregs = self.vcpu.sregs();
+        let in_ring0 = sregs.cs.selector == KERNEL_CS;
+        // SYSRET takes RIP and RFLAGS from RCX and R11; with TF it would trap before the program's first instruction.
+        let sysret = mode == TrapMode::Ring0
+            && in_ring0
+            && ctx.rcx == ctx.rip
+            && ctx.r11 == rflags
+            && rflags & (TF | RF) == 0
+            && ctx.rip < 1 << 47;
+        let leave = !sysret && sregs.cs.selector != USER_CS;
+        if leave || new_space || sregs.cr3 != root.0 || sregs.fs.base != fs || sregs.gs.base != gs {
+            sregs.cr3 = root.0;
+            if leave || new_space {
+                (sregs.ds, sregs.es, sregs.fs, sregs.gs) = (template.ds, template.es, template.fs, template.gs);
+            }
+            if !sysret {
+                (sregs.cs, sregs.ss) = (template.cs, template.ss);
+            }
+            sregs.fs.base = fs;
+            sregs.gs.base = gs;
+            self.vcpu.set_sregs_dirty();
+        }
+        *self.vcpu.regs() = kvm_regs {
+            rax: ctx.rax,
+            rbx: ctx.rbx,
+            rcx: ctx.rcx,
+            rdx: ctx.rdx,
+            rsi: ctx.rsi,
+            rdi: ctx.rdi,
+            rsp: ctx.rsp,
+            rbp: ctx.rbp,
+            r8: ctx.r8,
+            r9: ctx.r9,
+            r10: ctx.r10,
+            r11: ctx.r11,
+            r12: ctx.r12,
+            r13: ctx.r13,
+            r14: ctx.r14,
+            r15: ctx.r15,
+            rip: if sysret { SUPERVISOR_SYSRET } else { ctx.rip },
+            // In ring 0 the stub runs with interrupts off and no trap, as SYSCALL left it.
+            rflags: if sysret { 2 } else { rflags },
+        };
+        self.vcpu.set_regs_dirty();
+    }
+
+    /// Takes the registers that a program's instruction stream keeps out of the vCPU.
+    fn store(&mut self, ctx: &mut UserContext) -> kvm_regs {
+        let regs = *self.vcpu.regs();
+        let sregs = self.vcpu.sregs();
+        (ctx.fs_base, ctx.gs_base) = (sregs.fs.base, sregs.gs.base);
+        ctx.rax = regs.rax;
+        ctx.rbx = regs.rbx;
+        ctx.rcx = regs.rcx;
+        ctx.rdx = regs.rdx;
+        ctx.rsi = regs.rsi;
+        ctx.rdi = regs.rdi;
+        ctx.rbp = regs.rbp;
+        ctx.rsp = regs.rsp;
+        ctx.r8 = regs.r8;
+        ctx.r9 = regs.r9;
+        ctx.r10 = regs.r10;
+        ctx.r11 = regs.r11;
+        ctx.r12 = regs.r12;
+        ctx.r13 = regs.r13;
+        ctx.r14 = regs.r14;
+        ctx.r15 = regs.r15;
+        ctx.rip = regs.rip;
+        ctx.rflags = user_flags(regs.rflags);
+        regs
+    }
+
+    fn run(&mut self, machine: &Machine, kick: &Kick, space: &KvmSpace, ctx: &mut UserContext) -> Exit {
+        let mut zaps = None;
+        loop {
+            let exit = self.vcpu.run();
+            let ring0 = self.vcpu.sregs().cs.selector & 3 == 0;
+            match exit {
+                RunExit::Out(port) if port == u16::from(SYSCALL_PORT) => {
+                    let regs = self.store(ctx);
+                    let entry = machine.mode.syscall_entry();
+                    if ring0 == (machine.mode == TrapMode::Ring0) && (regs.rip == entry || regs.rip == entry + 2) {
+                        self.out_advanced = regs.rip != entry;
+                        if !ring0 && regs.rflags & TF != 0 {
+                            // A jump into the stub with the trap flag: the step's #DB must not reach whoever runs next here.
+                            self.vcpu.drop_exception();
+                        }
+                        return syscall(ctx);
+                    }
+                    return self.stray_port(machine, space, ctx);
+                }
+                RunExit::Out(port) if port == u16::from(EXCEPTION_PORT) && ring0 => {
+                    return self.exception(machine, space, ctx);
+                }
+                RunExit::Out(_) | RunExit::OtherIo if !ring0 => {
+                    self.store(ctx);
+                    return self.stray_port(machine, space, ctx);
+                }
+                RunExit::Out(_) | RunExit::OtherIo => return Exit::Broken("port access in ring 0"),
+                RunExit::Interrupted => {
+                    let rip = self.vcpu.regs().rip;
+                    kick.set_immediate_exit(false);
+                    if ring0 && rip == SUPERVISOR_SYSRET {
+                        // Not even the SYSRET has run: the task's registers stand in `ctx` as they were.
+                        if kick.take() {
+                            return Exit::Interrupted;
+                        }
+                        continue;
+                    }
+                    let in_stub = ring0 || rip.wrapping_sub(ENTRY_PAGE) < USER_ENTRY_LEN;
+                    // On the way out already, or into an exception that must not hit another task: let it come. The kick
+                    // stays for the next entry.
+                    if in_stub || self.vcpu.exception_queued() {
+                        continue;
+                    }
+                    if kick.take() {
+                        self.store(ctx);
+                        return Exit::Interrupted;
+                    }
+                }
+                RunExit::Fault(at) => {
+                    // The page may only have been unavailable while its translations were dropped.
+                    let now = machine.memory.settle();
+                    if zaps.replace(now) != Some(now) {
+                        continue;
+                    }
+                    if ring0 {
+                        return Exit::Broken("the monitor's own memory is missing");
+                    }
+                    self.store(ctx);
+                    return Exit::BusError { at: at.map(PhysAddr) };
+                }
+                RunExit::Broken(what) => return Exit::Broken(what),
+            }
+        }
+    }
+
+    /// A port instruction that the bitmap admits but the program has no right to: #GP at the instruction, as with no port.
+    fn stray_port(&mut self, machine: &Machine, space: &KvmSpace, ctx: &mut UserContext) -> Exit {
+        self.vcpu.complete_io();
+        self.vcpu.drop_exception();
+        let mut before = [0; 2];
+        if machine.out_advances {
+            let start = ctx.rip.wrapping_sub(2);
+            let mut code = [0; decode::MAX_LEN];
+            if fetch(machine, space, start, &mut code) >= 2 {
+                before.copy_from_slice(&code[..2]);
+                ctx.rip = ctx.rip.wrapping_sub(decode::port_instruction_len(&before));
+            }
+        }
+        Exit::Exception { vector: 13, error: 0, cr2: 0 }
+    }
+
+    /// The stub of an exception has left the guest: the frame tells where the program was.
+    fn exception(&mut self, machine: &Machine, space: &KvmSpace, ctx: &mut UserContext) -> Exit {
+        let regs = self.store(ctx);
+        let word = |i| machine.memory.table_read(self.chain.stack, i);
+        let offset = regs.rip.wrapping_sub(STUB_PAGE);
+        let Ok(vector) = u8::try_from(offset / STUB_STRIDE) else { return Exit::Broken("a stub out of place") };
+        let error = match STACK_TOP.wrapping_sub(regs.rsp) {
+            40 if !has_error_code(vector) => 0,
+            48 if has_error_code(vector) => word(frame::ERROR) as u32,
+            _ => return Exit::Broken("an exception frame out of place"),
+        };
+        ctx.rip = word(frame::RIP);
+        ctx.rsp = word(frame::RSP);
+        ctx.rflags = user_flags(word(frame::RFLAGS));
+        if word(frame::CS) & 3 == 0 {
+            // A debug trap held back by MOV SS and taken at the first instruction after SYSCALL: the call is what counts.
+            if vector == 1 && machine.mode == TrapMode::Ring0 && ctx.rip == SUPERVISOR_SYSCALL {
+                return syscall(ctx);
+            }
+            log::error!("exception {vector} (error {error:#x}) in ring 0 at {:#x}", ctx.rip);
+            return Exit::Broken("an exception in ring 0");
+        }
+        if vector == 6 {
+            // `int n` through a gate of DPL 0 is #GP; some KVMs deliver #UD.
+            let mut code = [0; decode::MAX_LEN];
+            let len = fetch(machine, space, ctx.rip, &mut code);
+            if let Some(n) = decode::software_interrupt(&code[..len]) {
+                return Exit::Exception { vector: 13, error: u32::from(n) << 3 | 2, cr2: 0 };
+            }
+        }
+        let cr2 = if vector == 14 { self.vcpu.sregs().cr2 } else { 0 };
+        Exit::Exception { vector, error, cr2 }
+    }
+}
+
+/// The registers after SYSCALL, as the instruction leaves them.
+fn syscall(ctx: &mut UserContext) -> Exit {
+    ctx.rip = ctx.rcx;
+    ctx.rflags = user_flags(ctx.r11);
+    Exit::Syscall
+}
+
+/// Copies the program's code at `va`; gives how many bytes could be had.
+fn fetch(machine: &Machine, space: &KvmSpace, va: u64, code: &mut [u8]) -> usize {
+    let mut done = 0;
+    while done < code.len() {
+        let at = va.wrapping_add(done as u64);
+        let Some(pte) = space.lookup(at).filter(|p| !p.flags.contains(PteFlags::NONE)) else { break };
+        let offset = at & (PAGE_SIZE - 1);
+        let n = ((PAGE_SIZE - offset) as usize).min(code.len() - done);
+        if machine.memory.read(PhysAddr(pte.pa.0 + offset), &mut code[done..done + n]).is_err() {
+            break;
+        }
+        done += n;
+    }
+    done
+}

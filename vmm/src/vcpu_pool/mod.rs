@@ -1,0 +1,195 @@
+//! The vCPUs of a sandbox and the worker threads that drive them, one each: creation, parking, kicks, preemption. Owns which
+//! thread is which worker; decides nothing about what runs.
+pub mod guest;
+mod signal;
+
+use core::cell::RefCell;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use kvm_ioctls::VmFd;
+use parking_lot::{Mutex, MutexGuard};
+use sentry::platform::{Exit, UserContext};
+
+use crate::entry::{SharedPages, TrapMode};
+use crate::fpu::{Format, KvmFpu, Resident};
+use crate::kvm::cpuid::GuestCpuid;
+use crate::kvm::{PlatformError, Vcpu};
+use crate::memory::GuestMemory;
+use crate::page_table::KvmSpace;
+use guest::Guest;
+pub use signal::Kick;
+use signal::PreemptionTimer;
+
+/// What all vCPUs of a sandbox share.
+pub struct Machine {
+    /// The virtual machine.
+    pub vm: Arc<VmFd>,
+    /// Its memory.
+    pub memory: Arc<GuestMemory>,
+    /// Pages of the monitor's region.
+    pub shared: SharedPages,
+    /// What CPUID says.
+    pub cpuid: GuestCpuid,
+    /// How SYSCALL arrives.
+    pub mode: TrapMode,
+    /// Whether KVM reports `rip` after an `out`, not at it.
+    pub out_advances: bool,
+    /// What images of extended state look like.
+    pub format: Arc<Format>,
+}
+
+/// A vCPU once it exists.
+#[derive(Default)]
+pub struct Slot(Option<Guest>);
+
+impl Slot {
+    /// The vCPU and the record of whose extended state it holds.
+    pub fn fpu_parts(&mut self) -> Option<(&Vcpu, &mut Resident)> {
+        self.0.as_mut().map(Guest::fpu_parts)
+    }
+}
+
+#[derive(Default)]
+struct Cpu {
+    /// Held by the worker while it is in [`Pool::enter`]; by others only to fetch extended state.
+    slot: Mutex<Slot>,
+    kick: Kick,
+    /// 1 after an unpark that no park has consumed.
+    token: AtomicU32,
+    timer: OnceLock<PreemptionTimer>,
+    /// When the timer is to fire, CLOCK_MONOTONIC; 0 if disarmed.
+    armed: AtomicU64,
+}
+
+/// All vCPUs and workers.
+pub struct Pool {
+    /// What they share.
+    pub machine: Machine,
+    cpus: Box<[Cpu]>,
+}
+
+/// The attachment of this thread to a worker.
+struct Attached {
+    pool: Arc<Pool>,
+    cpu: usize,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if let Some(cpu) = self.pool.cpus.get(self.cpu) {
+            signal::detach(&cpu.kick);
+        }
+    }
+}
+
+thread_local! {
+    static ATTACHED: RefCell<Option<Attached>> = const { RefCell::new(None) };
+}
+
+impl Pool {
+    /// A pool of `cpus` vCPUs, none of which exists yet.
+    pub fn new(machine: Machine, cpus: usize) -> Arc<Pool> {
+        Arc::new(Pool { machine, cpus: (0..cpus).map(|_| Cpu::default()).collect() })
+    }
+
+    /// Number of CPUs.
+    pub fn len(&self) -> usize {
+        self.cpus.len()
+    }
+
+    /// Makes the calling thread the worker of `cpu`, and makes that vCPU. A CPU has one worker in its life.
+    pub fn attach(self: &Arc<Self>, cpu: usize) -> Result<(), PlatformError> {
+        let what = "make a thread a worker";
+        let invalid = || PlatformError::Host(what, std::io::Error::from_raw_os_error(libc::EINVAL));
+        let worker = self.cpus.get(cpu).ok_or_else(invalid)?;
+        let number = u32::try_from(cpu).map_err(|_| invalid())?;
+        {
+            let mut slot = worker.slot.lock();
+            if slot.0.is_none() {
+                let m = &self.machine;
+                let mut guest = Guest::new(&m.vm, &m.memory, &m.shared, &m.cpuid, number, number, Some(m.mode))?;
+                worker.kick.set_run_page(guest.run_page());
+                slot.0 = Some(guest);
+            }
+        }
+        // The attachment is recorded first: its drop, at the thread's end, detaches.
+        ATTACHED.with_borrow_mut(|a| *a = Some(Attached { pool: self.clone(), cpu }));
+        let timer = signal::attach(&worker.kick).map_err(|e| PlatformError::Host(what, e))?;
+        worker.timer.set(timer).map_err(|_| invalid())
+    }
+
+    /// The vCPU of `cpu`, unless its worker is using it.
+    pub fn try_lock_vcpu(&self, cpu: usize) -> Option<MutexGuard<'_, Slot>> {
+        self.cpus.get(cpu)?.slot.try_lock()
+    }
+
+    /// Runs the guest on the calling worker's vCPU. See [`sentry::platform::Platform::enter`].
+    pub fn enter(&self, space: &KvmSpace, ctx: &mut UserContext, fpu: &KvmFpu) -> Exit {
+        let attached = ATTACHED.with_borrow(|a| a.as_ref().map(|a| a.cpu));
+        let Some((number, cpu)) = attached.and_then(|n| Some((n, self.cpus.get(n)?))) else {
+            return Exit::Broken("the calling thread is no worker");
+        };
+        if !cpu.kick.begin() {
+            return Exit::Interrupted;
+        }
+        let mut slot = cpu.slot.lock();
+        let exit = match slot.0.as_mut() {
+            Some(guest) => guest.enter(&self.machine, &cpu.kick, number, space, ctx, fpu),
+            None => Exit::Broken("the worker has no virtual CPU"),
+        };
+        drop(slot);
+        cpu.kick.end();
+        exit
+    }
+
+    /// See [`sentry::platform::Platform::kick`].
+    pub fn kick(&self, cpu: usize) {
+        if let Some(cpu) = self.cpus.get(cpu) {
+            cpu.kick.kick();
+        }
+    }
+
+    /// See [`sentry::platform::Platform::set_preemption`]; `now` is CLOCK_MONOTONIC.
+    pub fn set_preemption(&self, cpu: usize, ns: Option<u64>, now: u64) {
+        let Some(cpu) = self.cpus.get(cpu) else { return };
+        let Some(timer) = cpu.timer.get() else { return };
+        let armed = cpu.armed.load(Ordering::Relaxed);
+        match ns {
+            Some(ns) => {
+                let ns = ns.max(1);
+                let at = now.saturating_add(ns);
+                if armed > now && armed <= at && at - armed <= ns / 8 {
+                    return;
+                }
+                cpu.armed.store(at, Ordering::Relaxed);
+                timer.set(ns);
+            }
+            None if armed == 0 => {}
+            None => {
+                cpu.armed.store(0, Ordering::Relaxed);
+                if armed > now {
+                    timer.set(0);
+                }
+            }
+        }
+    }
+
+    /// See [`sentry::platform::Platform::park`]. What the vCPU holds of a task stays there: whoever runs that task next can
+    /// fetch it while the worker is parked.
+    pub fn park(&self, cpu: usize) {
+        let Some(cpu) = self.cpus.get(cpu) else { return };
+        while cpu.token.swap(0, Ordering::Acquire) == 0 {
+            // An error means that the token is there, or a signal was: look again.
+            let _ = rustix::thread::futex::wait(&cpu.token, rustix::thread::futex::Flags::PRIVATE, 0, None);
+        }
+    }
+
+    /// See [`sentry::platform::Platform::unpark`].
+    pub fn unpark(&self, cpu: usize) {
+        let Some(cpu) = self.cpus.get(cpu) else { return };
+        if cpu.token.swap(1, Ordering::Release) == 0 {
+            let _ = rustix::thread::futex::wake(&cpu.token, rustix::thread::futex::Flags::PRIVATE, 1);
+        }
+    }
+}
