@@ -148,6 +148,13 @@ impl Scheduler {
         ran >= SLICE
     }
 
+    /// Whether a task waits for the calling worker.
+    pub fn somebody_waits(&self) -> bool {
+        current_cpu()
+            .and_then(|cpu| self.shared.workers.get(cpu))
+            .is_some_and(|w| w.waiting.load(Ordering::SeqCst) != 0)
+    }
+
     /// The task on the calling worker is about to enter the guest: arms preemption if somebody waits, disarms it if not.
     pub fn before_enter(&self) {
         if let Some(cpu) = current_cpu() {

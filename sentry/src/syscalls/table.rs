@@ -142,6 +142,11 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::futex::ROWS,
     super::message::ROWS,
     super::socket::ROWS,
+    super::ids::ROWS,
+    super::limits::ROWS,
+    super::prctl::ROWS,
+    super::process::ROWS,
+    super::sched::ROWS,
 ];
 
 /// One more than the largest number served.

@@ -364,3 +364,48 @@ pub async fn wait_vfork(task: &Task, done: &Arc<VforkDone>) {
 
 /// The exit signal of legacy clone(2), in the low byte of the flags.
 pub const CSIGNAL: u64 = raw::CSIGNAL as u64;
+
+impl Task {
+    /// unshare(2).
+    pub fn unshare(&self, flags: u64) -> Result<()> {
+        use flag::*;
+        let known = THREAD
+            | FS
+            | NEWNS
+            | SIGHAND
+            | VM
+            | FILES
+            | SYSVSEM
+            | NEWUTS
+            | NEWIPC
+            | NEWNET
+            | NEWUSER
+            | NEWPID
+            | NEWCGROUP
+            | NEWTIME;
+        if flags & !known != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let alone = self.group().task_count() == 1;
+        if flags & (THREAD | SIGHAND | VM) != 0 && !alone {
+            return Err(Errno::EINVAL);
+        }
+        check_namespaces(self, flags)?;
+        if flags & NEWPID != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if flags & FS != 0 {
+            self.set_fs(Arc::new(FsContext::new(self.fs().get())));
+        }
+        if flags & FILES != 0 {
+            self.set_files(Arc::new(FdTable::duplicate(&self.files())));
+        }
+        if flags & NEWUTS != 0 {
+            let (host, domain) = self.uts().names();
+            let new = UtsNamespace::new(host);
+            new.set_domainname(domain);
+            self.set_uts(Arc::new(new));
+        }
+        Ok(())
+    }
+}

@@ -292,9 +292,33 @@ impl Task {
     }
 
     /// Decides that this task alone ends with `status` (wait(2)'s form) at its next look.
-    pub(super) fn set_own_exit(&self, status: i32) {
+    pub fn end(&self, status: i32) {
         self.own_exit.store(1 << 32 | u64::from(status as u32), Ordering::SeqCst);
         self.interruption.raise();
+    }
+
+    /// PR_SET_PDEATHSIG.
+    pub fn set_pdeath_signal(&self, signal: i32) {
+        self.pdeath_signal.store(signal, Ordering::Relaxed);
+        if signal != 0 {
+            self.group.wants_pdeath.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// PR_SET_CHILD_SUBREAPER: existing descendants learn of it.
+    pub fn set_subreaper(&self, on: bool) {
+        let _kinship = self.kernel.kinship();
+        self.group.is_subreaper.store(on, Ordering::Relaxed);
+        if !on {
+            return;
+        }
+        let mut open = self.group.children();
+        while let Some(g) = open.pop() {
+            // Those below one that knows already know too.
+            if !g.has_subreaper.swap(true, Ordering::Relaxed) {
+                open.extend(g.children());
+            }
+        }
     }
 
     /// What it is doing.

@@ -279,3 +279,18 @@ impl ThreadGroup {
         sum
     }
 }
+
+/// Moves a group to another process group. The caller holds the kinship lock.
+pub(super) fn move_to(group: &Arc<ThreadGroup>, new: &Arc<ProcessGroup>) {
+    let old = {
+        let mut s = group.state.lock();
+        if s.process_group.as_ref().is_some_and(|pg| Arc::ptr_eq(pg, new)) {
+            return;
+        }
+        s.process_group.replace(new.clone())
+    };
+    super::session::join(new, group);
+    if let Some(old) = old {
+        super::session::leave(&old, group);
+    }
+}
