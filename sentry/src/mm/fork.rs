@@ -74,6 +74,7 @@ impl AddressSpace {
         if failed {
             return Err(Errno::ENOMEM);
         }
+        child.barrier_registrations(self.barrier_registrations(0));
         for object in objects {
             object.add_mapper(&child);
         }

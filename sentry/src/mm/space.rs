@@ -1,5 +1,5 @@
 //! An address space: the tree of VMAs, and the operations of mmap(2) and its family.
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,6 +64,8 @@ bitflags! {
         const THREAD_STACK = 32768;
         /// MLOCK_ONFAULT.
         const LOCKED_ONFAULT = 65536;
+        /// MAP_32BIT: placed in the second GiB.
+        const LOW = 131_072;
     }
 }
 
@@ -133,6 +135,14 @@ pub struct VmaInfo {
     pub resident: u64,
     /// `[heap]`, `[stack]`, `[vdso]`, a path, or empty.
     pub name: Vec<u8>,
+}
+
+impl VmaInfo {
+    fn name_file(&mut self) {
+        if let MapSource::File { file: Some(file), .. } = &self.source {
+            self.name = file.maps_path();
+        }
+    }
 }
 
 /// The signal a failed access deserves.
@@ -233,6 +243,8 @@ pub struct AddressSpace {
     pub(super) pages: Arc<dyn GuestSpace>,
     pub(super) state: RwLock<State>,
     pub(super) image: Mutex<ImageInfo>,
+    /// Bits of membarrier(2) commands registered for.
+    pub(super) barriers: AtomicU32,
 }
 
 impl Drop for AddressSpace {
@@ -277,6 +289,7 @@ impl AddressSpace {
             pages,
             state: RwLock::new(Rank::AddressSpace, state),
             image: Mutex::new(Rank::Leaf, image),
+            barriers: AtomicU32::new(0),
         }))
     }
 
@@ -356,7 +369,9 @@ impl AddressSpace {
             }
             wanted
         } else {
-            Self::place(state, wanted, len).ok_or(Errno::ENOMEM)?
+            let low = flags.contains(MapFlags::LOW);
+            let at = if low { state.vmas.place(len, 1 << 30, 2 << 30) } else { Self::place(state, wanted, len) };
+            at.ok_or(Errno::ENOMEM)?
         };
         let flags = flags | state.future;
         let pages = len / PAGE_SIZE;
@@ -381,7 +396,7 @@ impl AddressSpace {
             }
             MapSource::Special { name, frames } => (Backing::Special { name, frames }, 0),
         };
-        let once = MapFlags::FIXED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE;
+        let once = MapFlags::FIXED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE | MapFlags::LOW;
         state.vmas.insert(Vma {
             start: addr,
             end: addr + len,
@@ -621,61 +636,66 @@ impl AddressSpace {
 
     /// All VMAs in order; `resident` counts present pages too.
     pub fn maps(&self, resident: bool) -> Vec<VmaInfo> {
-        let mut list = Vec::new();
-        let mut files = Vec::new();
-        {
+        let mut list: Vec<VmaInfo> = {
             let state = self.state.read();
-            for vma in state.vmas.iter() {
-                let mut present = 0;
-                if resident {
-                    self.pages.update(vma.start, vma.end, &mut |_, pte| {
-                        present += PAGE_SIZE;
-                        Some(pte)
-                    });
-                }
-                let source = match &vma.backing {
-                    Backing::Anonymous => MapSource::Anonymous,
-                    Backing::Object { object, file, may_write } => MapSource::File {
-                        object: object.clone(),
-                        offset: vma.offset,
-                        file: file.clone(),
-                        may_write: *may_write,
-                    },
-                    Backing::Special { name, frames } => MapSource::Special { name, frames: frames.clone() },
-                };
-                let name = match &vma.backing {
-                    Backing::Special { name, .. } => name.as_bytes().to_vec(),
-                    Backing::Object { file: Some(file), .. } => {
-                        files.push((list.len(), file.clone()));
-                        Vec::new()
-                    }
-                    Backing::Object { file: None, .. } => b"/dev/zero (deleted)".to_vec(),
-                    Backing::Anonymous if vma.flags.contains(MapFlags::STACK) => b"[stack]".to_vec(),
-                    Backing::Anonymous if vma.start < state.brk && vma.end > state.brk_base => b"[heap]".to_vec(),
-                    Backing::Anonymous => match &vma.name {
-                        Some(name) => [b"[anon:", &**name, b"]"].concat(),
-                        None => Vec::new(),
-                    },
-                };
-                list.push(VmaInfo {
-                    start: vma.start,
-                    end: vma.end,
-                    prot: vma.prot,
-                    flags: vma.flags,
-                    source,
-                    offset: vma.offset,
-                    resident: present,
-                    name,
-                });
-            }
-        }
+            state.vmas.iter().map(|vma| self.describe(&state, vma, resident)).collect()
+        };
         // Paths take locks of the VFS, which come before the space's.
-        for (i, file) in files {
-            if let Some(info) = list.get_mut(i) {
-                info.name = file.maps_path();
-            }
+        for info in &mut list {
+            info.name_file();
         }
         list
+    }
+
+    /// The VMA at `addr`, or the next one above.
+    pub fn find_vma(&self, addr: UserAddr, resident: bool) -> Option<VmaInfo> {
+        let mut info = {
+            let state = self.state.read();
+            let vma = state.vmas.find(addr.0).or_else(|| state.vmas.next_from(addr.0))?;
+            self.describe(&state, vma, resident)
+        };
+        info.name_file();
+        Some(info)
+    }
+
+    fn describe(&self, state: &State, vma: &Vma, resident: bool) -> VmaInfo {
+        let mut present = 0;
+        if resident {
+            self.pages.update(vma.start, vma.end, &mut |_, pte| {
+                present += PAGE_SIZE;
+                Some(pte)
+            });
+        }
+        let (source, name) = match &vma.backing {
+            Backing::Anonymous => {
+                let name = if vma.flags.contains(MapFlags::STACK) {
+                    b"[stack]".to_vec()
+                } else if vma.start < state.brk && vma.end > state.brk_base {
+                    b"[heap]".to_vec()
+                } else {
+                    vma.name.as_ref().map_or_else(Vec::new, |name| [b"[anon:", &**name, b"]"].concat())
+                };
+                (MapSource::Anonymous, name)
+            }
+            Backing::Object { object, file, may_write } => {
+                let (object, file) = (object.clone(), file.clone());
+                let name = if file.is_some() { Vec::new() } else { b"/dev/zero (deleted)".to_vec() };
+                (MapSource::File { object, offset: vma.offset, file, may_write: *may_write }, name)
+            }
+            Backing::Special { name, frames } => {
+                (MapSource::Special { name, frames: frames.clone() }, name.as_bytes().to_vec())
+            }
+        };
+        VmaInfo {
+            start: vma.start,
+            end: vma.end,
+            prot: vma.prot,
+            flags: vma.flags,
+            source,
+            offset: vma.offset,
+            resident: present,
+            name,
+        }
     }
 
     /// Total mapped bytes and resident bytes.
@@ -695,6 +715,11 @@ impl AddressSpace {
             file: state.object_pages * PAGE_SIZE,
             peak: state.peak * PAGE_SIZE,
         }
+    }
+
+    /// The membarrier(2) registrations; those in `add` are added.
+    pub fn barrier_registrations(&self, add: u32) -> u32 {
+        self.barriers.fetch_or(add, Ordering::SeqCst) | add
     }
 
     /// Stores an entry where there was none, counted.

@@ -12,6 +12,7 @@ pub mod io;
 pub mod message;
 pub mod ids;
 pub mod limits;
+pub mod memory;
 pub mod names;
 pub mod pipe;
 pub mod place;

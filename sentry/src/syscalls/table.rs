@@ -139,6 +139,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::fcntl::ROWS,
     super::stat::ROWS,
     super::xattr::ROWS,
+    super::memory::ROWS,
     super::futex::ROWS,
     super::message::ROWS,
     super::socket::ROWS,
