@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Condvar;
 
 use crate::futex::Futexes;
+use crate::loader::vdso::Vdso;
 use crate::lock::{Mutex, MutexGuard, Rank};
 use crate::ns::net::NetNamespace;
 use crate::ns::uts::UtsNamespace;
@@ -67,6 +68,8 @@ pub struct Kernel {
     pub net: Arc<NetNamespace>,
     /// Queued signals per user (RLIMIT_SIGPENDING).
     pub pending_counts: PendingCounts,
+    /// The vDSO; None if it could not be made: programs make system calls instead.
+    pub vdso: Option<Vdso>,
     /// Everybody who waits for a futex.
     pub futexes: Futexes,
     /// The system call trace, if one is wanted; set before the first process.
@@ -100,6 +103,7 @@ impl Kernel {
             net: NetNamespace::new(),
             pending_counts: PendingCounts::default(),
             futexes: Futexes::default(),
+            vdso: Vdso::new(&*platform).ok(),
             started: platform.monotonic(),
             platform,
             config,

@@ -17,6 +17,8 @@ use crate::{Errno, Result};
 mod elf;
 mod script;
 mod stack;
+pub mod vdso;
+mod vdso_elf;
 
 /// Interpreters of interpreters followed before ELOOP.
 const MAX_INTERPRETERS: usize = 5;

@@ -176,7 +176,6 @@ impl Code {
     /// it (None). Goes to `fallback` if the TSC cannot serve. Changes rcx, rdx, r8, r9.
     fn now(&mut self, realtime: Option<bool>, fallback: CodeLabel) -> Result<(), IcedError> {
         let a = &mut self.asm;
-        let mut retry = a.create_label();
         let mut begin = a.create_label();
         let mut spin = a.create_label();
         a.lea(r8, ptr(self.start))?;
@@ -184,7 +183,6 @@ impl Code {
         a.set_label(&mut spin)?;
         a.pause()?;
         a.set_label(&mut begin)?;
-        a.set_label(&mut retry)?;
         a.mov(r9d, dword_ptr(field(vvar::SEQ)))?;
         a.test(r9d, 1)?;
         a.jnz(spin)?;
@@ -219,7 +217,7 @@ impl Code {
             }
         }
         a.cmp(r9d, dword_ptr(field(vvar::SEQ)))?;
-        a.jne(retry)
+        a.jne(begin)
     }
 
     /// rax = seconds, rdx = nanoseconds of rax nanoseconds.
@@ -369,7 +367,7 @@ fn code(mailbox_readable: bool) -> Result<(Vec<u8>, Vec<(&'static str, u64)>), I
 }
 
 fn image(mailbox_readable: bool) -> Option<Vec<u8>> {
-    let (text, functions) = code(mailbox_readable).ok()?;
+    let (text, functions) = code(mailbox_readable).inspect_err(|e| log::error!("vDSO: {e}")).ok()?;
     vdso_elf::build(TEXT, &text, &functions)
 }
 
@@ -380,6 +378,7 @@ mod tests {
     #[test]
     fn image_is_made_and_fits() {
         for readable in [false, true] {
+            code(readable).expect("code");
             let image = image(readable).expect("image");
             assert_eq!(&image[..4], b"\x7fELF");
             assert!(image.len() <= 2 * PAGE_SIZE as usize);

@@ -204,11 +204,9 @@ pub(super) fn build(text_at: u64, text: &[u8], functions: &[(&str, u64)]) -> Opt
     head.u16(64);
     head.u16(0);
     head.u16(0);
-    for (kind, flags, at, len, align) in [
-        (1, 5, 0, total, 4096),
-        (2, 4, dynamic, dynamic_len, 8),
-        (0x6474_e550, 4, eh_hdr, eh_len, 4),
-    ] {
+    for (kind, flags, at, len, align) in
+        [(1, 5, 0, total, 4096), (2, 4, dynamic, dynamic_len, 8), (0x6474_e550, 4, eh_hdr, eh_len, 4)]
+    {
         head.u32(kind);
         head.u32(flags);
         head.u64(at);
