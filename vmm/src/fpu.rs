@@ -66,7 +66,9 @@ impl Format {
 
     /// Whether XRSTOR would take the image (Intel SDM volume 1, 13.8).
     fn valid(&self, image: &[u8]) -> bool {
-        let Some(mxcsr) = image.get(24..28).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes) else { return false };
+        let Some(mxcsr) = image.get(24..28).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes) else {
+            return false;
+        };
         image.len() == self.len
             && mxcsr & !self.mxcsr_mask == 0
             && word(image, HEADER) & !self.xcr0 == 0

@@ -141,10 +141,7 @@ fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, P
         (Exit::Exception { vector: 14, error: 0x15, cr2: SUPERVISOR_SYSCALL }, _) => {
             let Test { guest, kick, .. } = t;
             machine.mode = TrapMode::Ring3;
-            machine
-                .shared
-                .set_port_open(&machine.memory, true)
-                .map_err(|e| PlatformError::Memory(e.to_string()))?;
+            machine.shared.set_port_open(&machine.memory, true).map_err(|e| PlatformError::Memory(e.to_string()))?;
             t = Test { machine, guest, kick, space, fpu: &fpu };
             t.guest.become_ring3(t.machine)?;
         }
@@ -152,8 +149,7 @@ fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, P
     }
     match t.enter(0, 7) {
         (Exit::Syscall, c)
-            if c.rip == CODE + 2
-                && (c.rcx, c.rax, c.rbx, c.rdi, c.r8, c.rsp) == (c.rip, 39, !1, 7, 8, 0x5a5a) => {}
+            if c.rip == CODE + 2 && (c.rcx, c.rax, c.rbx, c.rdi, c.r8, c.rsp) == (c.rip, 39, !1, 7, 8, 0x5a5a) => {}
         (exit, _) => return failed("SYSCALL", &exit),
     }
     let out_advances = t.guest.out_advanced();

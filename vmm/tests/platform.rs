@@ -55,7 +55,10 @@ impl Program {
         Program { p: p.clone(), space, data }
     }
 
-    fn assemble(p: &Arc<KvmPlatform>, build: impl FnOnce(&mut CodeAssembler) -> Result<(), iced_x86::IcedError>) -> Program {
+    fn assemble(
+        p: &Arc<KvmPlatform>,
+        build: impl FnOnce(&mut CodeAssembler) -> Result<(), iced_x86::IcedError>,
+    ) -> Program {
         let mut a = CodeAssembler::new(64).unwrap();
         build(&mut a).unwrap();
         Program::new(p, &a.assemble(CODE).unwrap())
@@ -99,8 +102,27 @@ fn system_calls_keep_every_register() {
     on_worker(&p, 0, || {
         let fpu = p.new_fpu();
         let mut ctx = UserContext {
-            rax: 1, rbx: 2, rcx: 3, rdx: 4, rsi: 5, rdi: 6, rbp: 7, rsp: 8, r8: 9, r9: 10, r10: 11, r11: 12, r12: 13, r13: 14,
-            r14: 15, r15: 16, rip: CODE, rflags: 0x202 | 0x8d5, fs_base: 0x7000_1234_5678, gs_base: 0x1111, orig_rax: 77,
+            rax: 1,
+            rbx: 2,
+            rcx: 3,
+            rdx: 4,
+            rsi: 5,
+            rdi: 6,
+            rbp: 7,
+            rsp: 8,
+            r8: 9,
+            r9: 10,
+            r10: 11,
+            r11: 12,
+            r12: 13,
+            r13: 14,
+            r14: 15,
+            r15: 16,
+            rip: CODE,
+            rflags: 0x202 | 0x8d5,
+            fs_base: 0x7000_1234_5678,
+            gs_base: 0x1111,
+            orig_rax: 77,
         };
         for n in 1..=3u64 {
             let before = ctx;
@@ -159,7 +181,8 @@ fn exceptions_are_what_hardware_delivers() {
     let programs: Vec<&[u8]> = cases.iter().map(|c| c.1).collect();
     let mut wrong = 0;
     for ((name, _, vector, error, at), (exit, ctx)) in cases.iter().zip(exit_of(&p, 0, &programs)) {
-        let right = matches!(exit, Exit::Exception { vector: v, error: e, .. } if (v, e) == (*vector, *error)) && ctx.rip == CODE + at;
+        let right = matches!(exit, Exit::Exception { vector: v, error: e, .. } if (v, e) == (*vector, *error))
+            && ctx.rip == CODE + at;
         if !right {
             println!("{name}: {exit:?} at {:#x}, not vector {vector} error {error:#x} at {:#x}", ctx.rip, CODE + at);
             wrong += 1;
@@ -217,7 +240,8 @@ fn jumping_to_the_entry_is_a_system_call_or_a_fault() {
     let Some(p) = machine(1) else { return };
     on_worker(&p, 0, || {
         let t = Program::new(&p, &[0xff, 0xe7]);
-        let mut ctx = UserContext { rdi: guest_abi::layout::ENTRY_PAGE, rcx: CODE, r11: !0, rflags: 0x302, ..t.context() };
+        let mut ctx =
+            UserContext { rdi: guest_abi::layout::ENTRY_PAGE, rcx: CODE, r11: !0, rflags: 0x302, ..t.context() };
         let fpu = p.new_fpu();
         for _ in 0..4 {
             match t.enter(&mut ctx, &*fpu) {
@@ -227,7 +251,8 @@ fn jumping_to_the_entry_is_a_system_call_or_a_fault() {
             }
         }
         // Resuming at the stub itself.
-        let mut ctx = UserContext { rip: guest_abi::layout::ENTRY_PAGE, rcx: guest_abi::layout::ENTRY_PAGE, ..t.context() };
+        let mut ctx =
+            UserContext { rip: guest_abi::layout::ENTRY_PAGE, rcx: guest_abi::layout::ENTRY_PAGE, ..t.context() };
         for _ in 0..3 {
             match t.enter(&mut ctx, &*fpu) {
                 Exit::Syscall => assert_eq!(ctx.rip, guest_abi::layout::ENTRY_PAGE),
@@ -279,9 +304,17 @@ fn vector_program(avx: bool) -> Vec<u8> {
     let mut a = CodeAssembler::new(64).unwrap();
     let mut top = a.create_label();
     a.set_label(&mut top).unwrap();
-    if avx { a.vmovdqu(ymm7, ymmword_ptr(RDI)).unwrap() } else { a.movdqu(xmm7, xmmword_ptr(RDI)).unwrap() }
+    if avx {
+        a.vmovdqu(ymm7, ymmword_ptr(RDI)).unwrap()
+    } else {
+        a.movdqu(xmm7, xmmword_ptr(RDI)).unwrap()
+    }
     a.syscall().unwrap();
-    if avx { a.vmovdqu(ymmword_ptr(RDI), ymm7).unwrap() } else { a.movdqu(xmmword_ptr(RDI), xmm7).unwrap() }
+    if avx {
+        a.vmovdqu(ymmword_ptr(RDI), ymm7).unwrap()
+    } else {
+        a.movdqu(xmmword_ptr(RDI), xmm7).unwrap()
+    }
     a.syscall().unwrap();
     a.jmp(top).unwrap();
     a.assemble(CODE).unwrap()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use guest_abi::UserAddr;
 use linux_raw_sys::auxvec;
 
-use crate::mm::{AddressSpace, IoDest, SpaceLimits};
+use crate::mm::{AddressSpace, IoDest, MapFlags, MapRequest, MapSource, Prot, SpaceLimits};
 use crate::ns::user::Credentials;
 use crate::platform::{Platform, UserContext};
 use crate::task::Task;
@@ -19,6 +19,8 @@ mod script;
 mod stack;
 pub mod vdso;
 mod vdso_elf;
+
+use vdso::Vdso;
 
 /// Interpreters of interpreters followed before ELOOP.
 const MAX_INTERPRETERS: usize = 5;
@@ -73,6 +75,7 @@ pub fn load(request: LoadRequest<'_>) -> Result<Loaded> {
         envp: request.envp,
         credentials: &credentials,
         limits,
+        vdso: task.kernel().vdso.as_ref(),
         open: &open,
     })
 }
@@ -93,6 +96,8 @@ pub struct Program<'a> {
     pub credentials: &'a Credentials,
     /// Limits of the space.
     pub limits: SpaceLimits,
+    /// The vDSO to map.
+    pub vdso: Option<&'a Vdso>,
     /// Opens interpreters for execution.
     pub open: &'a dyn Fn(&[u8]) -> Result<Arc<File>>,
 }
@@ -149,7 +154,7 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
     if entry >= guest_abi::layout::TASK_SIZE {
         return Err(Errno::EINVAL);
     }
-    let vdso = map_vdso(&space)?;
+    let vdso = program.vdso.map(|v| map_vdso(&space, v)).transpose()?;
     // As arch_randomize_brk: up to 1 GiB above the program's end.
     let brk = main.brk + random(18) * guest_abi::layout::PAGE_SIZE;
     space.set_brk_base(UserAddr(brk));
@@ -218,9 +223,16 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
     })
 }
 
-/// Maps `[vvar]` and `[vdso]`; the address of the latter's ELF header, None without one.
-fn map_vdso(_space: &Arc<AddressSpace>) -> Result<Option<u64>> {
-    Ok(None)
+/// Maps `[vvar]` and `[vdso]`; the address of the latter's ELF header.
+fn map_vdso(space: &Arc<AddressSpace>, vdso: &Vdso) -> Result<u64> {
+    let (vvar, code) = (vdso.vvar_len(), vdso.code_len());
+    let map = |addr, len, prot, flags, source| space.map(MapRequest { addr, len, prot, flags, source });
+    // One hole for both: the code knows where its parameters are from where it is itself.
+    let hole = map(UserAddr::NULL, vvar + code, Prot::empty(), MapFlags::NORESERVE, MapSource::Anonymous)?;
+    map(hole, vvar, Prot::READ, MapFlags::FIXED, vdso.vvar_source())?;
+    let at = hole.wrapping_add(vvar);
+    map(at, code, Prot::READ | Prot::EXEC, MapFlags::FIXED, vdso.code_source())?;
+    Ok(at.0)
 }
 
 /// The first 256 bytes of a file, zeroes past its end.

@@ -24,7 +24,8 @@ fn entry(index: u32, data: u64) -> kvm_msr_entry {
 /// Sets the system call registers, with `lstar` as the entry point.
 pub fn set_syscall(vcpu: &VcpuFd, lstar: u64) -> Result<(), PlatformError> {
     let what = "set the system call registers of a virtual CPU";
-    let entries = [entry(MSR_STAR, STAR), entry(MSR_LSTAR, lstar), entry(MSR_CSTAR, 0), entry(MSR_SFMASK, SYSCALL_MASK)];
+    let entries =
+        [entry(MSR_STAR, STAR), entry(MSR_LSTAR, lstar), entry(MSR_CSTAR, 0), entry(MSR_SFMASK, SYSCALL_MASK)];
     let msrs = Msrs::from_entries(&entries)
         .map_err(|_| PlatformError::Kvm(what, std::io::Error::from_raw_os_error(libc::EINVAL)))?;
     let set = vcpu.set_msrs(&msrs).map_err(PlatformError::kvm(what))?;

@@ -9,8 +9,8 @@ use super::Machine;
 use super::signal::Kick;
 use crate::entry::tables::{GDT_LIMIT, KERNEL_CS, TSS_LIMIT, TSS_SELECTOR, USER_CS, USER_SS, has_error_code};
 use crate::entry::{
-    Chain, DESCRIPTOR_PAGE, EXCEPTION_PORT, IDT_PAGE, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL, SUPERVISOR_SYSRET,
-    SYSCALL_PORT, SharedPages, TSS, TrapMode, USER_ENTRY_LEN, decode,
+    Chain, DESCRIPTOR_PAGE, EXCEPTION_PORT, IDT_PAGE, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL,
+    SUPERVISOR_SYSRET, SYSCALL_PORT, SharedPages, TSS, TrapMode, USER_ENTRY_LEN, decode,
 };
 use crate::fpu::{KvmFpu, Resident};
 use crate::kvm::cpuid::GuestCpuid;
