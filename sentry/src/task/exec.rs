@@ -98,7 +98,6 @@ fn take_leadership(task: &Arc<Task>) {
     };
     if let Some(old) = old_leader {
         task.start_time.store(old.start_time.load(Ordering::Relaxed), Ordering::Relaxed);
-        task.robust_list.store(0, Ordering::Relaxed);
         kernel.uncount_task();
     }
 }
@@ -118,7 +117,6 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     group.set_image(loaded.image);
     group.has_execed.store(true, Ordering::Relaxed);
     group.exit_signal.store(Signal::SIGCHLD.number(), Ordering::Relaxed);
-    task.robust_list.store(0, Ordering::Relaxed);
     *task.rseq.lock() = super::task::Rseq::default();
     task.signals.reset_for_exec();
     group.signals.reset_for_exec();

@@ -8,6 +8,7 @@ use guest_abi::{UserAddr, UserPtr};
 use super::task::RunState;
 use super::{PidNamespace, Task, ThreadGroup, session};
 use crate::event::Events;
+use crate::futex;
 use crate::kernel::{ExitStatus, Kinship};
 use crate::signal::{self, Sender, Signal, stop};
 use crate::vfs::FdTable;
@@ -22,12 +23,18 @@ pub fn exited(code: i32) -> i32 {
 
 /// Lets go of the memory: the robust list and the child-tid word while it is there, then the vfork parent goes on.
 pub(super) fn leave_memory(task: &Arc<Task>, space: Option<Arc<crate::mm::AddressSpace>>) {
+    let robust = task.robust_list.swap(0, Ordering::Relaxed);
+    if let Some(space) = &space {
+        futex::robust::exit(task, space, UserAddr(robust));
+    }
+    futex::pi::exit(task);
     let clear = task.clear_child_tid.swap(0, Ordering::Relaxed);
     if clear != 0
         && let Some(space) = &space
     {
         // A bad address is the program's own affair.
         let _ = space.write(UserPtr::new(UserAddr(clear)), &0u32);
+        futex::wake_at(task.kernel(), space, UserAddr(clear), 1);
     }
     let old = task.space.lock().take();
     drop(old);
