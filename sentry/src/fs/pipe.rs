@@ -195,6 +195,29 @@ impl Pipe {
         Ok(total)
     }
 
+    /// A copy of up to `max` of the bytes that a read would give next, at most one packet (splice(2), tee(2)). EAGAIN while
+    /// there are none and somebody may write; nothing at the end.
+    pub fn peek(&self, max: usize) -> Result<Vec<u8>> {
+        let inner = self.inner.lock();
+        let mut out = Vec::new();
+        for buffer in &inner.buffers {
+            let bytes = buffer.page.get(buffer.start..buffer.end).unwrap_or_default();
+            let wanted = bytes.len().min(max - out.len());
+            out.extend_from_slice(bytes.get(..wanted).unwrap_or_default());
+            if out.len() >= max || buffer.packet {
+                break;
+            }
+        }
+        if out.is_empty() && inner.writers > 0 { Err(Errno::EAGAIN) } else { Ok(out) }
+    }
+
+    /// Takes out `n` bytes that [`Pipe::peek`] gave.
+    pub fn consume(&self, n: usize) {
+        let mut scratch = vec![0; n];
+        let mut dst = IoDest::kernel(&mut scratch);
+        while dst.remaining() > 0 && self.read(&mut dst).is_ok_and(|n| n > 0) {}
+    }
+
     fn write(&self, src: &mut IoSource<'_>, packet: bool) -> Result<usize> {
         let mut inner = self.inner.lock();
         if inner.readers == 0 {

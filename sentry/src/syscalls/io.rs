@@ -27,6 +27,7 @@ pub const ROWS: &[Row] = &[
     row!(18, pwrite64(fd: Fd, buf: UserAddr, count: u64, offset: i64), both pwrite_fast, pwrite_slow, Full),
     row!(19, readv(fd: Fd, iov: UserPtr<Iovec>, iovcnt: u64), both readv_fast, readv_slow, Full),
     row!(20, writev(fd: Fd, iov: UserPtr<Iovec>, iovcnt: u64), both writev_fast, writev_slow, Full),
+    row!(278, vmsplice(fd: Fd, iov: UserPtr<Iovec>, nr_segs: u64, flags: Bits), both vmsplice_fast, vmsplice_slow, Full),
     row!(295, preadv(fd: Fd, iov: UserPtr<Iovec>, iovcnt: u64, pos_l: i64, pos_h: i64),
         both preadv_fast, preadv_slow, Full),
     row!(296, pwritev(fd: Fd, iov: UserPtr<Iovec>, iovcnt: u64, pos_l: i64, pos_h: i64),
@@ -493,6 +494,36 @@ transfer_calls! {
     pwritev2_fast, pwritev2_slow, write_try, write_wait,
         (fd: Fd, iov: UserPtr<Iovec>, count: u64, pos_l: i64, _pos_h: i64, flags: Bits),
         |task| vector2(task, fd, iov, count, pos_l, flags, writable);
+}
+
+// vmsplice: to or from a pipe, by the end that is given. Copies, which no program can tell from moved pages.
+
+const SPLICE_KNOWN: u64 = 15;
+const SPLICE_NONBLOCK: u64 = 2;
+
+fn vmsplice_io(task: &Task, fd: Fd, iov: UserPtr<Iovec>, count: u64, flags: Bits) -> Result<Io> {
+    if flags.0 & !SPLICE_KNOWN != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let file = place::file(task, fd)?;
+    if crate::fs::pipe::pipe_of(&file).is_none() {
+        return Err(Errno::EBADF);
+    }
+    let mut io = vector(task, file, iov, count)?;
+    if flags.0 & SPLICE_NONBLOCK != 0 {
+        io.rwf |= raw::RWF_NOWAIT;
+    }
+    Ok(io)
+}
+
+fn vmsplice_fast(task: &Arc<Task>, fd: Fd, iov: UserPtr<Iovec>, count: u64, flags: Bits) -> Result<Option<u64>> {
+    let io = vmsplice_io(task, fd, iov, count, flags)?;
+    if io.file.flags().writable() { write_try(task, &io) } else { read_try(task, &io) }
+}
+
+async fn vmsplice_slow(task: &Arc<Task>, fd: Fd, iov: UserPtr<Iovec>, count: u64, flags: Bits) -> Result<u64> {
+    let io = vmsplice_io(task, fd, iov, count, flags)?;
+    if io.file.flags().writable() { write_wait(task, io).await } else { read_wait(task, io).await }
 }
 
 // Position and control

@@ -277,6 +277,44 @@ impl MountNamespace {
         Ok(mount)
     }
 
+    /// Mounts a file system that some mount already shows.
+    pub fn attach_sb(
+        self: &Arc<Self>,
+        at: &PathRef,
+        sb: &Arc<SuperBlock>,
+        source: Vec<u8>,
+        flags: MountFlags,
+    ) -> Result<Arc<Mount>> {
+        let mount = Mount::new(sb.clone(), sb.root.clone(), source, flags);
+        self.attach(&mount, at)?;
+        Ok(mount)
+    }
+
+    /// The first mounted file system of that name.
+    pub fn find_fs(&self, name: &[u8]) -> Option<Arc<SuperBlock>> {
+        self.mounts().iter().find(|m| m.fs().name().as_bytes() == name).map(|m| m.sb.clone())
+    }
+
+    /// Moves the mount whose root is `from` to `at` (MS_MOVE).
+    pub fn move_mount(self: &Arc<Self>, from: &PathRef, at: &PathRef) -> Result<()> {
+        let _count = self.changes.lock();
+        let mount = &from.mount;
+        let ours = |m: &Arc<Mount>| m.namespace().is_some_and(|ns| Arc::ptr_eq(&ns, self));
+        if !Arc::ptr_eq(mount.root(), &from.dentry) || !ours(mount) || !ours(&at.mount) {
+            return Err(Errno::EINVAL);
+        }
+        let Some(on) = mount.mountpoint() else { return Err(Errno::EINVAL) };
+        if at.dentry.is_dir() != mount.root.is_dir() {
+            return Err(Errno::ENOTDIR);
+        }
+        if at.is_beneath(from) {
+            return Err(Errno::ELOOP);
+        }
+        unhang(mount, &on);
+        hang(mount, follow_mounts(at.clone()));
+        Ok(())
+    }
+
     /// Makes the tree at `from` visible at `at` too (MS_BIND, with MS_REC all mounts below).
     pub fn bind(self: &Arc<Self>, from: &PathRef, at: &PathRef, recursive: bool) -> Result<Arc<Mount>> {
         if from.dentry.is_dir() != at.dentry.is_dir() {

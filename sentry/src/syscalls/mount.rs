@@ -1,0 +1,205 @@
+//! mount(2), umount2(2), pivot_root(2).
+use std::sync::Arc;
+
+use guest_abi::UserAddr;
+use linux_raw_sys::general as raw;
+
+use super::args::{Bits, Fd, PathArg};
+use super::place;
+use super::table::Row;
+use crate::fs::tmpfs::{TmpFs, TmpfsOptions};
+use crate::ns::user::Caps;
+use crate::row;
+use crate::task::Task;
+use crate::vfs::{LookupFlags, MountFlags, MountNamespace, PathRef, path};
+use crate::{Errno, Result};
+
+/// Rows of this area.
+pub const ROWS: &[Row] = &[
+    row!(155, pivot_root(new_root: PathArg, put_old: PathArg), fast pivot_root, Full),
+    row!(165, mount(source: PathArg, target: PathArg, fstype: UserAddr, flags: Bits, data: UserAddr), fast mount,
+        Partial, "tmpfs, what the sandbox has mounted already, bind and move; no shared propagation"),
+    row!(166, umount2(target: PathArg, flags: Bits), fast umount2, Partial, "no MNT_EXPIRE"),
+    row!(303, name_to_handle_at(dirfd: Fd, path: PathArg, handle: UserAddr, mount_id: UserAddr, flags: Bits),
+        fast name_to_handle_at, Partial, "no file system here exports handles: EOPNOTSUPP"),
+];
+
+const MS_MGC_VAL: u32 = 0xc0ed_0000;
+const MS_MGC_MSK: u32 = 0xffff_0000;
+
+fn namespace(at: &PathRef) -> Result<Arc<MountNamespace>> {
+    at.mount.namespace().ok_or(Errno::EINVAL)
+}
+
+fn require_admin(task: &Task) -> Result<()> {
+    if task.credentials().has(Caps::SYS_ADMIN) { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+fn resolve(task: &Arc<Task>, path: &[u8], follow: bool) -> Result<PathRef> {
+    let flags = if follow { LookupFlags::FOLLOW } else { LookupFlags::empty() };
+    path::resolve(&place::lookup(task), None, path, flags)
+}
+
+/// A string argument of at most a page; None for a null pointer.
+fn text(task: &Task, addr: UserAddr) -> Result<Option<Vec<u8>>> {
+    if addr.is_null() {
+        return Ok(None);
+    }
+    task.space()?.read_cstr(addr, 4096, Errno::EINVAL).map(Some)
+}
+
+fn mount(
+    task: &Arc<Task>,
+    source: PathArg,
+    target: PathArg,
+    fstype: UserAddr,
+    flags: Bits,
+    data: UserAddr,
+) -> Result<u64> {
+    let mut flags = flags.0 as u32;
+    let fstype = text(task, fstype)?;
+    let source = text(task, source.0)?;
+    let data = text(task, data)?.unwrap_or_default();
+    if flags & MS_MGC_MSK == MS_MGC_VAL {
+        flags &= !MS_MGC_MSK;
+    }
+    let target = task.space()?.read_path(target.0)?;
+    let at = resolve(task, &target, true)?;
+    require_admin(task)?;
+    let ns = namespace(&at)?;
+    let wanted = MountFlags::from_bits_truncate(flags);
+    let kinds = raw::MS_SHARED | raw::MS_PRIVATE | raw::MS_SLAVE | raw::MS_UNBINDABLE;
+    if flags & raw::MS_REMOUNT != 0 {
+        if !Arc::ptr_eq(at.mount.root(), &at.dentry) {
+            return Err(Errno::EINVAL);
+        }
+        at.mount.set_flags(wanted);
+        return Ok(0);
+    }
+    if flags & raw::MS_BIND != 0 {
+        let source = source.filter(|s| !s.is_empty()).ok_or(Errno::EINVAL)?;
+        let from = resolve(task, &source, true)?;
+        ns.bind(&from, &at, flags & raw::MS_REC != 0)?;
+        return Ok(0);
+    }
+    if flags & kinds != 0 {
+        // Every mount is private here, which is what all but MS_SHARED ask for.
+        return match flags & (kinds | !(raw::MS_REC | raw::MS_SILENT)) {
+            raw::MS_PRIVATE | raw::MS_SLAVE => Ok(0),
+            _ => Err(Errno::EINVAL),
+        };
+    }
+    if flags & raw::MS_MOVE != 0 {
+        let source = source.filter(|s| !s.is_empty()).ok_or(Errno::EINVAL)?;
+        let from = resolve(task, &source, true)?;
+        ns.move_mount(&from, &at)?;
+        return Ok(0);
+    }
+    let fstype = fstype.ok_or(Errno::EINVAL)?;
+    let source = source.unwrap_or_else(|| b"none".to_vec());
+    if fstype == b"tmpfs" || fstype == b"ramfs" {
+        let options = tmpfs_options(&task.credentials(), &data)?;
+        let fs = TmpFs::new(task.kernel().platform.clone(), options, "tmpfs")?;
+        ns.attach_fs(&at, fs, source, wanted)?;
+        return Ok(0);
+    }
+    let sharable = [&b"proc"[..], b"sysfs", b"devpts", b"devtmpfs"].contains(&fstype.as_slice());
+    let sb = ns.find_fs(&fstype).filter(|_| sharable).ok_or(Errno::ENODEV)?;
+    ns.attach_sb(&at, &sb, source, wanted)?;
+    Ok(0)
+}
+
+fn number(text: &[u8], radix: u32) -> Result<u64> {
+    let text = std::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+    u64::from_str_radix(text, radix).map_err(|_| Errno::EINVAL)
+}
+
+/// A number with a k, m, g suffix, in bytes.
+fn size(text: &[u8]) -> Result<u64> {
+    let (digits, shift) = match text.split_last() {
+        Some((b'k' | b'K', rest)) => (rest, 10),
+        Some((b'm' | b'M', rest)) => (rest, 20),
+        Some((b'g' | b'G', rest)) => (rest, 30),
+        Some((b't' | b'T', rest)) => (rest, 40),
+        _ => (text, 0),
+    };
+    number(digits, 10)?.checked_mul(1 << shift).ok_or(Errno::EINVAL)
+}
+
+/// Mount options of tmpfs(5).
+fn tmpfs_options(credentials: &crate::ns::user::Credentials, data: &[u8]) -> Result<TmpfsOptions> {
+    let mut options = TmpfsOptions { uid: credentials.fsuid, gid: credentials.fsgid, ..TmpfsOptions::default() };
+    for option in data.split(|&b| b == b',').filter(|o| !o.is_empty()) {
+        let mut parts = option.splitn(2, |&b| b == b'=');
+        let (key, value) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        match key {
+            b"size" if value.last() != Some(&b'%') => options.size = Some(size(value)?).filter(|&n| n > 0),
+            b"nr_blocks" => {
+                options.size = Some(size(value)?.checked_mul(4096).ok_or(Errno::EINVAL)?).filter(|&n| n > 0)
+            }
+            b"nr_inodes" => options.inodes = Some(size(value)?).filter(|&n| n > 0),
+            b"mode" => options.mode = number(value, 8)? as u32 & 0o7777,
+            b"uid" => options.uid = u32::try_from(number(value, 10)?).map_err(|_| Errno::EINVAL)?,
+            b"gid" => options.gid = u32::try_from(number(value, 10)?).map_err(|_| Errno::EINVAL)?,
+            _ => return Err(Errno::EINVAL),
+        }
+    }
+    Ok(options)
+}
+
+const MNT_FORCE: u32 = 1;
+const MNT_DETACH: u32 = 2;
+const UMOUNT_NOFOLLOW: u32 = 8;
+
+fn umount2(task: &Arc<Task>, target: PathArg, flags: Bits) -> Result<u64> {
+    let flags = flags.0 as u32;
+    if flags & !(MNT_FORCE | MNT_DETACH | UMOUNT_NOFOLLOW) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let path = task.space()?.read_path(target.0)?;
+    let at = resolve(task, &path, flags & UMOUNT_NOFOLLOW == 0)?;
+    require_admin(task)?;
+    namespace(&at)?.unmount(at, flags & MNT_DETACH != 0)?;
+    Ok(0)
+}
+
+fn pivot_root(task: &Arc<Task>, new_root: PathArg, put_old: PathArg) -> Result<u64> {
+    require_admin(task)?;
+    let space = task.space()?;
+    let new_path = space.read_path(new_root.0)?;
+    let old_path = space.read_path(put_old.0)?;
+    let new = resolve(task, &new_path, true)?;
+    new.require_dir()?;
+    let old = resolve(task, &old_path, true)?;
+    old.require_dir()?;
+    let was = task.fs().get().root;
+    namespace(&new)?.pivot_root(&new, &old)?;
+    // Whoever had the old root as root or working directory gets the new one (here: the caller; a sandbox's tree is built
+    // by one process).
+    task.fs().change(|fs| {
+        if fs.root.is(&was) {
+            fs.root = new.clone();
+        }
+        if fs.cwd.is(&was) {
+            fs.cwd = new.clone();
+        }
+    });
+    Ok(0)
+}
+
+fn name_to_handle_at(
+    task: &Arc<Task>,
+    dirfd: Fd,
+    path: PathArg,
+    _handle: UserAddr,
+    _mount_id: UserAddr,
+    flags: Bits,
+) -> Result<u64> {
+    let flags = flags.0 as u32;
+    if flags & !(raw::AT_SYMLINK_FOLLOW | raw::AT_EMPTY_PATH) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let follow = if flags & raw::AT_SYMLINK_FOLLOW == 0 { raw::AT_SYMLINK_NOFOLLOW } else { 0 };
+    place::named(&place::lookup(task), task, dirfd, path, follow | flags & raw::AT_EMPTY_PATH)?;
+    Err(Errno::EOPNOTSUPP)
+}
