@@ -1,6 +1,7 @@
 //! The network namespace: the names and ports that sockets are bound to. Owns the bindings; never a socket.
 use std::any::Any;
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use crate::lock::{Mutex, Rank};
@@ -14,6 +15,10 @@ pub struct PortUse {
     pub addr: std::net::IpAddr,
     /// SO_REUSEADDR was set at bind.
     pub reuse_addr: bool,
+    /// Connections are accepted here (TCP), or datagrams (UDP).
+    pub receiving: Arc<AtomicBool>,
+    /// Distinguishes the uses of one port.
+    pub id: u64,
     /// SO_REUSEPORT was set at bind.
     pub reuse_port: bool,
     /// IPV6_V6ONLY (true for IPv4 addresses).

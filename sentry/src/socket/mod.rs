@@ -1,5 +1,7 @@
 //! Sockets (socket(7)). Owns families inside the sandbox; the outside network is the platform's choice.
+pub mod inet;
 pub mod message;
+pub mod netlink;
 pub mod options;
 pub mod unix;
 pub mod unix_name;
@@ -232,9 +234,10 @@ impl FileOps for SocketFile {
 
 /// socket(2) without its flags. EAFNOSUPPORT, ESOCKTNOSUPPORT, EPROTONOSUPPORT.
 pub fn create(task: &Arc<Task>, domain: i32, kind: u32, protocol: i32) -> Result<Arc<dyn Socket>> {
-    let _ = task;
     match u16::try_from(domain).map_err(|_| Errno::EAFNOSUPPORT)? {
         AF_UNIX => Ok(unix::UnixSocket::new(unix_kind(kind, protocol)?)),
+        domain @ (AF_INET | AF_INET6) => inet::create(task, domain, kind, protocol),
+        AF_NETLINK => netlink::create(kind, protocol),
         _ if kind > 10 => Err(Errno::EINVAL),
         _ => Err(Errno::EAFNOSUPPORT),
     }

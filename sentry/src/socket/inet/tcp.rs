@@ -1,0 +1,566 @@
+//! TCP over loopback (tcp(7)): a connection is two receive queues in memory. Owns connection states and what close, shutdown and
+//! reset mean for the other end.
+use core::sync::atomic::Ordering;
+use std::any::Any;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use super::ip_options::{self, IpOptions};
+use super::ports::{self, PortHold, Protocol, Wanted};
+use super::{IPPROTO_TCP, check_local, encode, parse, route, source_for, unspecified};
+use crate::event::{Events, WaitQueue};
+use crate::lock::{Mutex, Rank};
+use crate::mm::{IoDest, IoSource};
+use crate::ns::net::NetNamespace;
+use crate::socket::message::{Ancillary, CHUNK, ReceiveQueue, Received, take_bytes};
+use crate::socket::options::Options;
+use crate::socket::{AF_INET, AF_INET6, AF_UNSPEC, SendRequest, Socket, SocketType, msg};
+use crate::task::Task;
+use crate::{Errno, Result};
+
+const MAX_BACKLOG: usize = 4096;
+/// Bytes in flight in one direction.
+const WINDOW: usize = 1 << 20;
+
+struct Listener {
+    backlog: usize,
+    pending: VecDeque<Arc<TcpSocket>>,
+}
+
+#[derive(Default)]
+struct State {
+    hold: Option<Arc<PortHold>>,
+    local: Option<SocketAddr>,
+    remote: Option<SocketAddr>,
+    received: ReceiveQueue,
+    peer: Option<Weak<TcpSocket>>,
+    listener: Option<Listener>,
+    /// A non-blocking connect has been made whose success connect(2) has not told yet.
+    connecting: bool,
+    connected: bool,
+    /// The peer has sent its FIN.
+    fin: bool,
+    shut_read: bool,
+    shut_write: bool,
+    /// The connection was reset.
+    reset: bool,
+    error: Option<Errno>,
+    released: bool,
+    /// Who waits for room in the backlog.
+    senders: Vec<Weak<WaitQueue>>,
+}
+
+/// A TCP socket.
+pub struct TcpSocket {
+    this: Weak<TcpSocket>,
+    net: Arc<NetNamespace>,
+    options: Options,
+    ip: IpOptions,
+    state: Mutex<State>,
+}
+
+impl TcpSocket {
+    /// A closed socket.
+    pub fn new(net: Arc<NetNamespace>, domain: u16) -> Arc<TcpSocket> {
+        let levels: &'static [i32] = if domain == AF_INET {
+            &[ip_options::IP, ip_options::TCP]
+        } else {
+            &[ip_options::IP, ip_options::TCP, ip_options::IPV6]
+        };
+        let options = Options::new(domain, SocketType::Stream, IPPROTO_TCP);
+        options.budget.set_limit(WINDOW);
+        Arc::new_cyclic(|this| TcpSocket {
+            this: this.clone(),
+            net,
+            options,
+            ip: IpOptions::new(levels),
+            state: Mutex::new(Rank::Socket, State::default()),
+        })
+    }
+
+    fn domain(&self) -> u16 {
+        self.options.domain
+    }
+
+    fn queue(&self) -> &Arc<WaitQueue> {
+        &self.options.queue
+    }
+
+    fn v6only(&self) -> bool {
+        self.domain() == AF_INET || self.ip.get(ip_options::IPV6, ip_options::V6ONLY).is_ok_and(|v| v != 0)
+    }
+
+    fn take_port(&self, task: &Task, addr: SocketAddr) -> Result<Arc<PortHold>> {
+        let this: Weak<TcpSocket> = self.this.clone();
+        let wanted = Wanted {
+            addr,
+            reuse_addr: self.options.reuse_addr.load(Ordering::Relaxed),
+            reuse_port: self.options.reuse_port.load(Ordering::Relaxed),
+            one_family: self.v6only() || addr.is_ipv4(),
+            receiving: false,
+            socket: this,
+        };
+        ports::hold(task, &self.net, Protocol::Tcp, wanted)
+    }
+
+    fn peer(&self) -> Option<Arc<TcpSocket>> {
+        self.state.lock().peer.as_ref().and_then(Weak::upgrade)
+    }
+
+    fn wake_all(&self) {
+        self.queue().wake(Events::all());
+    }
+
+    /// The peer has reset the connection.
+    fn be_reset(&self) {
+        let mut state = self.state.lock();
+        state.error = Some(if state.fin { Errno::EPIPE } else { Errno::ECONNRESET });
+        state.reset = true;
+        state.shut_read = true;
+        state.shut_write = true;
+        drop(state);
+        self.wake_all();
+    }
+
+    fn find_listener(&self, to: SocketAddr) -> Option<Arc<TcpSocket>> {
+        let found = ports::receivers(&self.net, Protocol::Tcp, to);
+        let found: Vec<_> = found.iter().filter_map(Weak::upgrade).collect();
+        // Listeners that share a port take connections by the caller's address, which is as good as chance.
+        let index = (Weak::as_ptr(&self.this) as usize >> 6) % found.len().max(1);
+        found.into_iter().nth(index)?.downcast::<TcpSocket>().ok()
+    }
+
+    fn disconnect(&self) {
+        let peer = self.peer();
+        let mut state = self.state.lock();
+        state.peer = None;
+        state.remote = None;
+        state.connected = false;
+        state.connecting = false;
+        state.fin = false;
+        state.reset = false;
+        state.shut_read = false;
+        state.shut_write = false;
+        let segments = state.received.clear();
+        drop(state);
+        drop(segments);
+        if let Some(peer) = peer {
+            peer.be_reset();
+        }
+    }
+
+    fn begin_connect(&self, task: &Task, to: SocketAddr, nonblocking: bool) -> Result<()> {
+        let target = match self.find_listener(to) {
+            Some(target) if !core::ptr::eq(&raw const *target, self) => target,
+            _ => return Err(Errno::ECONNREFUSED),
+        };
+        let bound = self.state.lock().hold.clone();
+        let hold = match bound {
+            Some(hold) => hold,
+            None => {
+                let any = SocketAddr::new(source_for(to.ip()), 0);
+                self.take_port(task, any)?
+            }
+        };
+        let local_ip = if hold.addr.ip().is_unspecified() { source_for(to.ip()) } else { hold.addr.ip() };
+        let local = SocketAddr::new(local_ip, hold.addr.port());
+        let server = TcpSocket::new(self.net.clone(), target.domain());
+        server.options.inherit(&target.options);
+        server.ip.inherit(&target.ip);
+        {
+            let mut listening = target.state.lock();
+            let listener_hold = listening.hold.clone();
+            let Some(listener) = &listening.listener else { return Err(Errno::ECONNREFUSED) };
+            // A connection that may not wait is let in beyond the backlog: its SYN would be sent again meanwhile.
+            let room = if nonblocking { MAX_BACKLOG } else { listener.backlog };
+            if listener.pending.len() > room {
+                if nonblocking {
+                    return Err(Errno::ECONNREFUSED);
+                }
+                let queue = Arc::downgrade(self.queue());
+                listening.senders.retain(|w| w.strong_count() > 0 && !Weak::ptr_eq(w, &queue));
+                listening.senders.push(queue);
+                return Err(Errno::EAGAIN);
+            }
+            {
+                let mut state = server.state.lock_nested();
+                state.hold = listener_hold;
+                state.local = Some(to);
+                state.remote = Some(local);
+                state.peer = Some(self.this.clone());
+                state.connected = true;
+            }
+            {
+                let mut state = self.state.lock_nested();
+                state.hold = Some(hold);
+                state.local = Some(local);
+                state.remote = Some(to);
+                state.peer = Some(Arc::downgrade(&server));
+                state.connected = true;
+            }
+            if let Some(listener) = &mut listening.listener {
+                listener.pending.push_back(server);
+            }
+        }
+        target.queue().wake(Events::READABLE);
+        self.queue().wake(Events::WRITABLE);
+        Ok(())
+    }
+}
+
+impl Socket for TcpSocket {
+    fn options(&self) -> &Options {
+        &self.options
+    }
+
+    fn bind(&self, task: &Arc<Task>, addr: &[u8]) -> Result<()> {
+        let addr = parse(self.domain(), addr)?;
+        check_local(addr.ip())?;
+        {
+            let state = self.state.lock();
+            if state.hold.is_some() || state.connected {
+                return Err(Errno::EINVAL);
+            }
+        }
+        let hold = self.take_port(task, addr)?;
+        let mut state = self.state.lock();
+        state.local = Some(hold.addr);
+        let old = state.hold.replace(hold);
+        drop(state);
+        drop(old);
+        Ok(())
+    }
+
+    fn listen(&self, task: &Arc<Task>, backlog: i32) -> Result<()> {
+        let bound = {
+            let state = self.state.lock();
+            if state.connected {
+                return Err(Errno::EINVAL);
+            }
+            state.hold.clone()
+        };
+        let hold = match bound {
+            Some(hold) => hold,
+            None => self.take_port(task, SocketAddr::new(unspecified(self.domain()), 0))?,
+        };
+        if ports::listener_conflicts(&self.net, &hold) {
+            return Err(Errno::EADDRINUSE);
+        }
+        let backlog = usize::try_from(backlog).unwrap_or(MAX_BACKLOG).min(MAX_BACKLOG);
+        let mut state = self.state.lock();
+        state.local = Some(hold.addr);
+        match &mut state.listener {
+            Some(listener) => listener.backlog = backlog,
+            None => state.listener = Some(Listener { backlog, pending: VecDeque::new() }),
+        }
+        state.hold = Some(hold.clone());
+        drop(state);
+        hold.set_receiving(true);
+        Ok(())
+    }
+
+    fn accept(&self) -> Result<(Arc<dyn Socket>, Vec<u8>)> {
+        let mut state = self.state.lock();
+        let listener = state.listener.as_mut().ok_or(Errno::EINVAL)?;
+        let socket = listener.pending.pop_front().ok_or(Errno::EAGAIN)?;
+        let senders = core::mem::take(&mut state.senders);
+        drop(state);
+        for queue in senders.iter().filter_map(Weak::upgrade) {
+            queue.wake(Events::WRITABLE);
+        }
+        let remote = socket.state.lock().remote;
+        let remote = remote.unwrap_or_else(|| SocketAddr::new(unspecified(self.domain()), 0));
+        Ok((socket, encode(self.domain(), remote)))
+    }
+
+    fn connect(&self, task: &Arc<Task>, addr: &[u8], nonblocking: bool) -> Result<()> {
+        if addr.get(..2).is_some_and(|f| f == AF_UNSPEC.to_ne_bytes()) {
+            self.disconnect();
+            return Ok(());
+        }
+        {
+            let mut state = self.state.lock();
+            if state.listener.is_some() {
+                return Err(Errno::EISCONN);
+            }
+            if state.connecting {
+                state.connecting = false;
+                return state.error.take().map_or(Ok(()), Err);
+            }
+            if state.connected {
+                return Err(Errno::EISCONN);
+            }
+        }
+        let to = parse(self.domain(), addr)?;
+        if self.domain() == AF_INET6 && self.v6only() && to.is_ipv4() {
+            return Err(Errno::ENETUNREACH);
+        }
+        let to = route(to)?;
+        match self.begin_connect(task, to, nonblocking) {
+            Ok(()) if nonblocking => {
+                self.state.lock().connecting = true;
+                Err(Errno::EINPROGRESS)
+            }
+            Err(Errno::ECONNREFUSED) if nonblocking => {
+                let mut state = self.state.lock();
+                state.connecting = true;
+                state.error = Some(Errno::ECONNREFUSED);
+                drop(state);
+                self.wake_all();
+                Err(Errno::EINPROGRESS)
+            }
+            other => other,
+        }
+    }
+
+    fn send(&self, _task: &Task, src: &mut IoSource<'_>, request: &mut SendRequest<'_>) -> Result<usize> {
+        if request.flags & msg::OOB != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let peer = {
+            let mut state = self.state.lock();
+            if let Some(e) = state.error.take() {
+                return Err(e);
+            }
+            if !state.connected || state.shut_write {
+                return Err(Errno::EPIPE);
+            }
+            state.peer.as_ref().and_then(Weak::upgrade)
+        };
+        let mut total = 0;
+        while src.remaining() > 0 {
+            let room = self.options.budget.room();
+            if room == 0 {
+                break;
+            }
+            let data = match take_bytes(src, room.min(CHUNK)) {
+                Ok(data) => data,
+                Err(e) if total == 0 => return Err(e),
+                Err(_) => break,
+            };
+            total += data.len();
+            let delivered = peer.as_ref().is_some_and(|peer| {
+                let mut state = peer.state.lock();
+                if state.released {
+                    return false;
+                }
+                if !state.shut_read {
+                    state.received.push_stream(&data, Ancillary::default(), &self.options.budget);
+                }
+                true
+            });
+            match &peer {
+                Some(peer) if delivered => peer.queue().wake(Events::READABLE),
+                _ => {
+                    // Nobody is there any more: the bytes are answered by a reset, which the next call reports.
+                    self.be_reset();
+                    return Ok(total);
+                }
+            }
+        }
+        if total == 0 && src.remaining() > 0 { Err(Errno::EAGAIN) } else { Ok(total) }
+    }
+
+    fn receive(&self, dst: &mut IoDest<'_>, flags: u32) -> Result<Received> {
+        if flags & msg::OOB != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if flags & msg::ERRQUEUE != 0 {
+            return Err(Errno::EAGAIN);
+        }
+        let mut done = Vec::new();
+        let mut state = self.state.lock();
+        if state.listener.is_some() || (!state.connected && state.error.is_none()) {
+            return Err(Errno::ENOTCONN);
+        }
+        let wanted = dst.remaining();
+        let result = state.received.read_stream(dst, flags & msg::PEEK != 0, 0, false, &mut done);
+        let answer = match result {
+            Err(e) => Err(e),
+            Ok(r) if r.copied > 0 || (wanted == 0 && !state.received.is_empty()) => Ok(r),
+            Ok(_) if state.fin => Ok(Received::default()),
+            Ok(_) => match state.error.take() {
+                Some(e) => Err(e),
+                None if state.shut_read => Ok(Received::default()),
+                None => Err(Errno::EAGAIN),
+            },
+        };
+        drop(state);
+        drop(done);
+        answer
+    }
+
+    fn shutdown(&self, how: u32) -> Result<()> {
+        let (read, write) = match how {
+            0 => (true, false),
+            1 => (false, true),
+            2 => (true, true),
+            _ => return Err(Errno::EINVAL),
+        };
+        let (peer, listener, hold) = {
+            let mut state = self.state.lock();
+            if state.listener.is_some() {
+                if !read {
+                    return Ok(());
+                }
+                (None, state.listener.take(), state.hold.clone())
+            } else if !state.connected || state.reset {
+                return Err(Errno::ENOTCONN);
+            } else {
+                state.shut_read |= read;
+                state.shut_write |= write;
+                (state.peer.as_ref().and_then(Weak::upgrade), None, None)
+            }
+        };
+        if let Some(hold) = hold {
+            hold.set_receiving(false);
+        }
+        if let Some(listener) = listener {
+            for socket in listener.pending {
+                socket.release();
+            }
+        }
+        if write && let Some(peer) = peer {
+            peer.state.lock().fin = true;
+            peer.queue().wake(Events::READABLE | Events::RDHUP | Events::HUP);
+        }
+        self.wake_all();
+        Ok(())
+    }
+
+    fn name(&self) -> Result<Vec<u8>> {
+        let local = self.state.lock().local;
+        Ok(encode(self.domain(), local.unwrap_or_else(|| SocketAddr::new(unspecified(self.domain()), 0))))
+    }
+
+    fn peer_name(&self) -> Result<Vec<u8>> {
+        let state = self.state.lock();
+        let remote = state.remote.filter(|_| state.connected && !state.reset).ok_or(Errno::ENOTCONN)?;
+        Ok(encode(self.domain(), remote))
+    }
+
+    fn poll(&self) -> Events {
+        let state = self.state.lock();
+        if let Some(listener) = &state.listener {
+            return if listener.pending.is_empty() { Events::empty() } else { Events::READABLE };
+        }
+        let mut events = Events::empty();
+        if state.error.is_some() {
+            events |= Events::ERR;
+        }
+        let read_over = state.fin || state.shut_read;
+        if (read_over && state.shut_write) || !state.connected || state.reset {
+            events |= Events::HUP;
+        }
+        if read_over {
+            events |= Events::READABLE | Events::RDHUP;
+        }
+        if !state.received.is_empty() {
+            events |= Events::READABLE;
+        }
+        if state.error.is_some() && !state.connected {
+            events |= Events::READABLE;
+        }
+        if state.shut_write || !state.connected || self.options.budget.writable() {
+            events |= Events::WRITABLE;
+        }
+        events
+    }
+
+    fn get_option(&self, _task: &Task, level: i32, name: i32) -> Result<Vec<u8>> {
+        const TCP_INFO: i32 = 11;
+        if (level, name) == (ip_options::TCP, TCP_INFO) {
+            let state = self.state.lock();
+            let number: u8 = if state.listener.is_some() {
+                10
+            } else if !state.connected || state.reset {
+                7
+            } else if state.fin {
+                8
+            } else {
+                1
+            };
+            let mut info = vec![0; 104];
+            if let Some(first) = info.first_mut() {
+                *first = number;
+            }
+            return Ok(info);
+        }
+        self.ip.get_bytes(level, name)
+    }
+
+    fn set_option(&self, _task: &Task, level: i32, name: i32, value: &[u8]) -> Result<()> {
+        if (level, name) == (ip_options::IPV6, ip_options::V6ONLY) && self.state.lock().hold.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        self.ip.set(level, name, value)
+    }
+
+    fn readable_bytes(&self) -> Result<usize> {
+        let state = self.state.lock();
+        if state.listener.is_some() { Err(Errno::EINVAL) } else { Ok(state.received.bytes()) }
+    }
+
+    fn unsent_bytes(&self) -> usize {
+        self.options.budget.used()
+    }
+
+    fn is_listening(&self) -> bool {
+        self.state.lock().listener.is_some()
+    }
+
+    fn take_error(&self) -> Option<Errno> {
+        self.state.lock().error.take()
+    }
+
+    fn release(&self) {
+        let (unread, peer, listener, hold, segments, senders) = {
+            let mut state = self.state.lock();
+            state.released = true;
+            (
+                !state.received.is_empty(),
+                state.peer.take(),
+                state.listener.take(),
+                state.hold.take(),
+                state.received.clear(),
+                core::mem::take(&mut state.senders),
+            )
+        };
+        if listener.is_some()
+            && let Some(hold) = &hold
+        {
+            hold.set_receiving(false);
+        }
+        if let Some(peer) = peer.and_then(|p| p.upgrade()) {
+            if unread || self.options.lingers_zero() {
+                peer.be_reset();
+            } else {
+                peer.state.lock().fin = true;
+                peer.queue().wake(Events::READABLE | Events::RDHUP | Events::HUP);
+            }
+        }
+        if let Some(listener) = listener {
+            for socket in listener.pending {
+                if let Some(client) = socket.peer() {
+                    client.be_reset();
+                }
+                socket.release();
+            }
+        }
+        drop(hold);
+        drop(segments);
+        for queue in senders.iter().filter_map(Weak::upgrade) {
+            queue.wake(Events::WRITABLE);
+        }
+        self.wake_all();
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
