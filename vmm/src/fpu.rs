@@ -11,8 +11,8 @@ use kvm_bindings::kvm_xsave;
 use parking_lot::Mutex;
 use sentry::platform::Fpu;
 
-use crate::kvm::Vcpu;
 use crate::kvm::cpuid::GuestCpuid;
+use crate::kvm::{PlatformError, Vcpu};
 use crate::vcpu_pool::Pool;
 
 /// MXCSR of a fresh process.
@@ -30,16 +30,36 @@ pub struct Format {
     len: usize,
     mxcsr_mask: u32,
     components: Vec<(u32, usize, usize)>,
+    /// KVM keeps PKRU as it is unless an image names it. Where a program can write PKRU, though no CPUID offers it, every image
+    /// must clear it: one program's keys must not lock the next one out of its own memory.
+    clear_pkru: bool,
 }
 
+/// XCR0 bit of PKRU.
+const PKRU: u64 = 1 << 9;
+
 impl Format {
-    /// From the guest's CPUID and the MXCSR_MASK of `sample`, a vCPU's state.
-    pub fn new(cpuid: &GuestCpuid, sample: &kvm_xsave) -> Format {
+    /// From the guest's CPUID and `vcpu`, whose extended state it resets.
+    pub fn new(cpuid: &GuestCpuid, vcpu: &Vcpu) -> Result<Format, PlatformError> {
+        let refused = |e| PlatformError::Kvm("exchange the extended state of a virtual CPU", e);
+        let sample = vcpu.read_xsave().map_err(refused)?;
         let mask = match sample.region[7] {
             0 => 0xffbf, // Intel SDM volume 1, 11.6.6
             mask => mask,
         };
-        Format { xcr0: cpuid.xcr0, len: cpuid.xsave_len, mxcsr_mask: mask, components: cpuid.components.clone() }
+        let mut format = Format {
+            xcr0: cpuid.xcr0,
+            len: cpuid.xsave_len,
+            mxcsr_mask: mask,
+            components: cpuid.components.clone(),
+            clear_pkru: cpuid.pkru_offset.is_some(),
+        };
+        if vcpu.write_xsave(&format.to_xsave(&format.initial())).is_err() {
+            // The usual case: what CPUID does not offer KVM does not take.
+            format.clear_pkru = false;
+            vcpu.write_xsave(&format.to_xsave(&format.initial())).map_err(refused)?;
+        }
+        Ok(format)
     }
 
     /// Bytes of an image.
@@ -79,6 +99,9 @@ impl Format {
         let mut xsave = Box::<kvm_xsave>::default();
         for (to, from) in xsave.region.iter_mut().zip(image.chunks_exact(4)) {
             *to = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+        }
+        if self.clear_pkru {
+            xsave.region[HEADER / 4] |= PKRU as u32;
         }
         xsave
     }
@@ -226,7 +249,8 @@ impl Resident {
             let xsave = match (&place, holder) {
                 (Place::Vcpu(_), Some((other, resident))) => {
                     resident.0 = None;
-                    other.read_xsave().unwrap_or_else(|_| format.to_xsave(&format.initial()))
+                    let image = other.read_xsave().map_or_else(|_| format.initial(), |x| format.to_image(&x));
+                    format.to_xsave(&image)
                 }
                 (Place::Memory(Some(image)), _) => format.to_xsave(image),
                 _ => format.to_xsave(&format.initial()),

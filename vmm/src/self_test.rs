@@ -43,16 +43,20 @@ const CODE: u64 = 0x40_0000;
 const TSC: u64 = 0x10;
 const UD2: u64 = 0x30;
 const LOAD: u64 = 0x40;
+const RDFSBASE: u64 = 0x50;
+const CPUID1: u64 = 0x60;
 /// An address that nothing maps.
 const ABSENT: u64 = 0x1234_5678_9000;
 
-fn program() -> [u8; 0x50] {
-    let mut code = [0xcc; 0x50];
+fn program() -> [u8; 0x80] {
+    let mut code = [0xcc; 0x80];
     let mut put = |at: u64, bytes: &[u8]| code[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
     put(0, &[0x0f, 0x05]); // syscall
     put(TSC, &[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0, 0x0f, 0x05]); // rdtsc; shl; or; syscall
     put(UD2, &[0x0f, 0x0b]);
     put(LOAD, &[0x8a, 0x07]); // mov (%rdi), %al
+    put(RDFSBASE, &[0xf3, 0x48, 0x0f, 0xae, 0xc0, 0x0f, 0x05]); // rdfsbase %rax; syscall
+    put(CPUID1, &[0xb8, 1, 0, 0, 0, 0x0f, 0xa2, 0x0f, 0x05]); // mov $1, %eax; cpuid; syscall
     code
 }
 
@@ -101,9 +105,8 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
     let id = u32::try_from(cpus).unwrap_or(u32::MAX);
     let mut guest = Guest::new(&fd, &memory, &shared, &cpuid, id, 0, None)?;
     let (vcpu, _) = guest.fpu_parts();
-    let sample = vcpu.read_xsave().map_err(|e| PlatformError::Kvm("read the extended state of a virtual CPU", e))?;
+    let format = Arc::new(Format::new(&cpuid, vcpu)?);
     let tsc_khz = if caps.tsc_khz { vcpu.fd().get_tsc_khz().ok().map(u64::from).filter(|&k| k > 0) } else { None };
-    let format = Arc::new(Format::new(&cpuid, &sample));
     let mut machine =
         Machine { vm: fd, memory, shared, cpuid, mode: TrapMode::Ring0, out_advances: false, format: format.clone() };
 
@@ -166,6 +169,17 @@ fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, P
         (Exit::Exception { vector: 14, error: 4, cr2: ABSENT }, c) if c.rip == CODE + LOAD => {}
         (exit, _) => return failed("a page fault", &exit),
     }
+    let fsgsbase = match t.enter(RDFSBASE, 0) {
+        (Exit::Syscall, _) => true,
+        (Exit::Exception { vector: 6, .. }, _) => false,
+        (exit, _) => return failed("RDFSBASE", &exit),
+    };
+    let hwcap = match t.enter(CPUID1, 0) {
+        (Exit::Syscall, c) => c.rdx as u32,
+        (exit, _) => return failed("CPUID", &exit),
+    };
     machine.out_advances = out_advances;
+    machine.cpuid.fsgsbase = fsgsbase;
+    machine.cpuid.hwcap = hwcap;
     Ok(tsc_matches)
 }

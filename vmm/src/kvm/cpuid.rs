@@ -45,9 +45,12 @@ pub struct GuestCpuid {
     pub xsave_len: usize,
     /// (state component, offset, length) of the components beyond x87 and SSE, in order.
     pub components: Vec<(u32, usize, usize)>,
-    /// Whether the guest has FSGSBASE.
+    /// Offset of PKRU in the XSAVE area, if KVM may carry it. No program is offered protection keys.
+    pub pkru_offset: Option<usize>,
+    /// Whether the guest has FSGSBASE. Some KVMs let ring 3 have what their CPUID does not name: the self-test has the last
+    /// word.
     pub fsgsbase: bool,
-    /// CPUID.1:EDX.
+    /// CPUID.1:EDX; the last word as above.
     pub hwcap: u32,
 }
 
@@ -67,6 +70,8 @@ impl GuestCpuid {
         if xcr0 & 3 != 3 {
             return Err(PlatformError::SelfTest("the processor offers no XSAVE state to a guest".into()));
         }
+        let pkru = leaf(0xd, 9).filter(|c| xsave.eax & 1 << 9 != 0 && c.eax >= 4);
+        let pkru_offset = pkru.map(|c| c.ebx as usize).filter(|o| o + 8 <= super::vcpu::XSAVE_BYTES);
         let mut xsave_len = 576;
         let mut components = Vec::new();
         for i in 2..32 {
@@ -169,7 +174,7 @@ impl GuestCpuid {
             let flags = significant;
             entries.push(kvm_cpuid_entry2 { function: 0xb, index, flags, eax, ebx, ecx, ..Default::default() });
         }
-        Ok(GuestCpuid { entries, cpus: cpus32, xcr0, xsave_len, components, fsgsbase, hwcap })
+        Ok(GuestCpuid { entries, cpus: cpus32, xcr0, xsave_len, components, pkru_offset, fsgsbase, hwcap })
     }
 
     /// Gives the vCPU numbered `cpu` its CPUID.

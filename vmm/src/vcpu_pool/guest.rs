@@ -124,7 +124,7 @@ impl Guest {
         template.idt.base = IDT_PAGE;
         template.idt.limit = 0xfff;
         template.cr0 = CR0;
-        template.cr4 = CR4 | if cpuid.fsgsbase { CR4_FSGSBASE } else { 0 };
+        template.cr4 = CR4 | CR4_FSGSBASE;
         template.efer = EFER;
         let lstar = mode.unwrap_or(TrapMode::Ring0).syscall_entry();
         let xcr0 = cpuid.xcr0;
@@ -140,7 +140,10 @@ impl Guest {
             lost: true,
             out_advanced: false,
         };
-        guest.set_up(PhysAddr(0))?;
+        if guest.set_up(PhysAddr(0)).is_err() {
+            guest.template.cr4 = CR4;
+            guest.set_up(PhysAddr(0))?;
+        }
         Ok(guest)
     }
 
