@@ -78,6 +78,7 @@ pub struct Kernel {
     pub config: KernelConfig,
     /// CLOCK_MONOTONIC at the start of the sandbox: the guest's boot time is this.
     pub started: crate::time::Nanos,
+    boot_id: [u8; 16],
     kinship: Mutex<()>,
     tasks: AtomicUsize,
     forks: AtomicUsize,
@@ -94,6 +95,8 @@ impl Kernel {
     /// A sandbox without a process.
     pub fn new(platform: Arc<dyn Platform>, config: KernelConfig) -> Arc<Kernel> {
         let root_pid_ns = PidNamespace::outermost();
+        let mut boot_id = [0; 16];
+        platform.random(&mut boot_id);
         Arc::new(Kernel {
             timers: Timers::new(platform.clone()),
             sched: Scheduler::new(platform.clone()),
@@ -107,6 +110,7 @@ impl Kernel {
             started: platform.monotonic(),
             platform,
             config,
+            boot_id,
             kinship: Mutex::new(Rank::Kinship, ()),
             tasks: AtomicUsize::new(0),
             forks: AtomicUsize::new(0),
@@ -121,6 +125,11 @@ impl Kernel {
     /// The nearest deadline has passed; called by the platform's reactor thread.
     pub fn on_deadline(&self) {
         self.timers.run_due();
+    }
+
+    /// Random bytes that name this run (/proc/sys/kernel/random/boot_id).
+    pub fn boot_id(&self) -> [u8; 16] {
+        self.boot_id
     }
 
     /// Serializes changes of kinship: parents, children, process groups, sessions, zombies.

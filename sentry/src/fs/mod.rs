@@ -6,6 +6,7 @@ pub mod eventfd;
 pub mod host;
 pub mod overlay;
 pub mod pipe;
+pub mod proc;
 mod recent;
 pub mod root;
 pub mod signalfd;

@@ -1,6 +1,11 @@
 //! The UTS namespace: host and domain name (uts_namespaces(7)).
 use crate::lock::{Mutex, Rank};
 
+/// What uname(2) calls the release: the interface level that programs may expect.
+pub const RELEASE: &str = "6.12.0-bartizan";
+/// What uname(2) calls the version.
+pub const VERSION: &str = "#1 SMP PREEMPT_DYNAMIC";
+
 /// Host and domain name.
 pub struct UtsNamespace {
     names: Mutex<(Vec<u8>, Vec<u8>)>,

@@ -230,10 +230,58 @@ pub struct TscClock {
     pub shift: u32,
 }
 
+/// The guest's CPUs as /proc/cpuinfo describes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct CpuModel {
+    pub vendor: String,
+    pub family: u32,
+    pub model: u32,
+    pub stepping: u32,
+    /// The brand string.
+    pub name: String,
+    /// Frequency.
+    pub khz: u64,
+    /// Size of the last-level cache.
+    pub cache_kib: u64,
+    /// Largest basic CPUID leaf.
+    pub cpuid_level: u32,
+    /// Features under Linux's names, separated by spaces.
+    pub flags: String,
+    /// Bytes.
+    pub cache_line: u32,
+    pub physical_bits: u32,
+    pub virtual_bits: u32,
+}
+
+impl Default for CpuModel {
+    fn default() -> Self {
+        CpuModel {
+            vendor: "unknown".into(),
+            family: 6,
+            model: 0,
+            stepping: 0,
+            name: "unknown".into(),
+            khz: 0,
+            cache_kib: 0,
+            cpuid_level: 0,
+            flags: "fpu tsc msr cx8 cmov mmx fxsr sse sse2 syscall nx lm".into(),
+            cache_line: 64,
+            physical_bits: 40,
+            virtual_bits: 48,
+        }
+    }
+}
+
 /// The machine.
 pub trait Platform: Send + Sync + 'static {
     /// Workers, each with one vCPU; what the guest sees as CPUs.
     fn cpus(&self) -> usize;
+
+    /// What kind of CPUs they are, from the guest's CPUID.
+    fn cpu_model(&self) -> CpuModel {
+        CpuModel::default()
+    }
 
     /// Guest-physical memory.
     fn memory(&self) -> &dyn Memory;

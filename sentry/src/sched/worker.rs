@@ -53,6 +53,9 @@ struct Worker {
     slice_start: AtomicU64,
     /// Its virtual run time at that moment; u64::MAX if nothing runs.
     running_vruntime: AtomicU64,
+    /// Nanoseconds of user and system time it has given to tasks (/proc/stat).
+    user: AtomicU64,
+    system: AtomicU64,
 }
 
 struct Shared {
@@ -78,9 +81,17 @@ impl Scheduler {
                 resched: AtomicBool::new(false),
                 slice_start: AtomicU64::new(0),
                 running_vruntime: AtomicU64::new(u64::MAX),
+                user: AtomicU64::new(0),
+                system: AtomicU64::new(0),
             })
             .collect();
         Scheduler { shared: Arc::new(Shared { platform, workers, shutdown: AtomicBool::new(false) }) }
+    }
+
+    /// Nanoseconds that `cpu` has spent in the guest and in the sentry for tasks, up to their last turns.
+    pub fn cpu_times(&self, cpu: usize) -> (u64, u64) {
+        let worker = self.shared.workers.get(cpu);
+        worker.map_or((0, 0), |w| (w.user.load(Ordering::Relaxed), w.system.load(Ordering::Relaxed)))
     }
 
     /// Number of workers.
@@ -323,7 +334,13 @@ impl Shared {
         if worker.armed.swap(false, Ordering::SeqCst) {
             self.platform.set_preemption(cpu, None);
         }
+        let usage = &entity.clock.usage;
+        let before = (usage.user.load(Ordering::Relaxed), usage.system.load(Ordering::Relaxed));
         let rescheduled = ready.run();
+        // The task may already run elsewhere: what it uses there is counted here, which only shifts it between CPUs.
+        let ran = |counter: &AtomicU64, before: u64| counter.load(Ordering::Relaxed).saturating_sub(before);
+        worker.user.fetch_add(ran(&usage.user, before.0), Ordering::Relaxed);
+        worker.system.fetch_add(ran(&usage.system, before.1), Ordering::Relaxed);
         let switches =
             if rescheduled { &entity.clock.usage.involuntary_switches } else { &entity.clock.usage.voluntary_switches };
         switches.fetch_add(1, Ordering::Relaxed);

@@ -325,6 +325,11 @@ impl File {
         self.pos.lock()
     }
 
+    /// The position for a reader that must not wait for a read or write in progress (/proc/PID/fdinfo); 0 during one.
+    pub fn position_seen(&self) -> u64 {
+        self.pos.try_lock().map_or(0, |pos| *pos)
+    }
+
     /// F_SETOWN state.
     pub fn owner(&self) -> crate::lock::MutexGuard<'_, FileOwner> {
         self.owner.lock()

@@ -122,6 +122,10 @@ pub trait Inode: Send + Sync + Any {
     fn read_link(&self) -> Result<Vec<u8>> {
         Err(Errno::EINVAL)
     }
+    /// Target text as `caller` sees it (/proc/self differs by reader). Path resolution and readlink(2) ask this one.
+    fn read_link_as(&self, caller: &dyn Caller) -> Result<Vec<u8>> {
+        self.read_link()
+    }
     /// Where a magic link leads (/proc/PID/{exe,cwd,root,fd/N}) in place of following its text.
     fn magic_link(&self, caller: &dyn Caller) -> Option<Result<PathRef>> {
         None

@@ -320,7 +320,7 @@ impl<'a> Walk<'a> {
             self.at = target;
             return Ok(());
         }
-        let mut text = link.inode().read_link()?;
+        let mut text = link.inode().read_link_as(self.cx.caller)?;
         if text.is_empty() {
             return Err(Errno::ENOENT);
         }

@@ -13,7 +13,7 @@ use crate::mm::{IoDest, IoSource, Mappable};
 use crate::platform::host::AttrChange;
 use crate::vfs::file::Caller;
 use crate::vfs::inode::Create;
-use crate::vfs::{DirSink, File, FileOps, Inode, OpenFlags, path};
+use crate::vfs::{DirSink, File, FileOps, Inode, OpenFlags, OpenResult, path};
 use crate::{Errno, Result};
 
 /// lseek(2) over in-memory contents.
@@ -221,6 +221,10 @@ impl FileOps for MemFd {
     }
     fn set_attr(&self, change: &AttrChange) -> Option<Result<()>> {
         Some(Inode::set_attr(&*self.file.inode, change))
+    }
+    fn reopen(&self, _caller: &dyn Caller, _flags: OpenFlags) -> Result<OpenResult> {
+        let file = TmpFile::new(self.file.inode.clone());
+        Ok(OpenResult::Ops(Arc::new(MemFd { file, name: self.name.clone() })))
     }
     fn proc_name(&self) -> Vec<u8> {
         [b"/memfd:", &self.name[..], b" (deleted)"].concat()

@@ -1,0 +1,176 @@
+//! /proc (proc(5)). Owns the shape and the text of its files; never the state they show. One instance per mount, belonging to a
+//! PID namespace: numbers are as that namespace sees them. Enumeration walks the tgid index, never the tasks.
+mod cpuinfo;
+mod fd;
+mod file;
+mod maps;
+mod node;
+mod ns;
+mod object;
+mod pid;
+mod stat;
+mod status;
+mod sysctl;
+mod system;
+
+use std::sync::Arc;
+
+use node::{Node, What};
+
+use crate::fs::new_device;
+use crate::kernel::Kernel;
+use crate::lock::{Mutex, Rank};
+use crate::task::{Pid, PidNamespace, Task, ThreadGroup};
+use crate::vfs::file::Caller;
+use crate::vfs::{FileSystem, Inode};
+use crate::{Errno, Result};
+
+pub use ns::NsFile;
+
+/// PROC_SUPER_MAGIC of statfs(2).
+const PROC_MAGIC: u64 = 0x9fa0;
+
+/// What all nodes of one mount share.
+pub(crate) struct Shared {
+    pub(crate) kernel: Arc<Kernel>,
+    pub(crate) ns: Arc<PidNamespace>,
+    pub(crate) dev: u64,
+    pub(crate) load: Mutex<system::Load>,
+}
+
+/// Whom a node is about.
+#[derive(Clone)]
+pub(crate) enum Scope {
+    /// Everybody.
+    System,
+    /// A process, by its tgid's identity.
+    Process(Arc<Pid>),
+    /// A thread, by its tid's identity, reached through `task/`.
+    Thread(Arc<Pid>),
+}
+
+/// What a generator of text knows.
+#[derive(Clone)]
+pub(crate) struct Cx {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) scope: Scope,
+}
+
+impl Cx {
+    /// The process. ESRCH once it is reaped.
+    pub(crate) fn group(&self) -> Result<Arc<ThreadGroup>> {
+        match &self.scope {
+            Scope::System => Err(Errno::ESRCH),
+            Scope::Process(pid) => pid.group().ok_or(Errno::ESRCH),
+            Scope::Thread(pid) => Ok(pid.task().ok_or(Errno::ESRCH)?.group().clone()),
+        }
+    }
+
+    /// The task: a process's leader, dead or alive. ESRCH once it is reaped.
+    pub(crate) fn task(&self) -> Result<Arc<Task>> {
+        match &self.scope {
+            Scope::System => Err(Errno::ESRCH),
+            Scope::Process(pid) => pid.group().ok_or(Errno::ESRCH)?.leader().ok_or(Errno::ESRCH),
+            Scope::Thread(pid) => pid.task().ok_or(Errno::ESRCH),
+        }
+    }
+
+    /// Whether the subject is a single thread of `task/`.
+    pub(crate) fn single(&self) -> bool {
+        matches!(self.scope, Scope::Thread(_))
+    }
+
+    pub(crate) fn kernel(&self) -> &Arc<Kernel> {
+        &self.shared.kernel
+    }
+
+    /// The number of `pid` as the mount's namespace sees it.
+    pub(crate) fn number(&self, pid: &Pid) -> i32 {
+        pid.number_in(&self.shared.ns)
+    }
+}
+
+/// A mounted /proc.
+pub struct ProcFs {
+    shared: Arc<Shared>,
+}
+
+impl ProcFs {
+    /// For readers in `ns`.
+    pub fn new(kernel: &Arc<Kernel>, ns: Arc<PidNamespace>) -> Arc<ProcFs> {
+        Arc::new(ProcFs {
+            shared: Arc::new(Shared {
+                kernel: kernel.clone(),
+                ns,
+                dev: new_device(),
+                load: Mutex::new(Rank::Leaf, system::Load::default()),
+            }),
+        })
+    }
+}
+
+impl FileSystem for ProcFs {
+    fn name(&self) -> &'static str {
+        "proc"
+    }
+    fn root(&self) -> Arc<dyn Inode> {
+        let cx = Cx { shared: self.shared.clone(), scope: Scope::System };
+        Node::new(cx, &system::ROOT, 1, 0)
+    }
+    fn statfs(&self) -> Result<[u64; 8]> {
+        Ok([PROC_MAGIC, 4096, 0, 0, 0, 0, 0, 255])
+    }
+}
+
+/// Whether `caller` may look into `task` as ptrace(2)'s PTRACE_MODE_READ allows. EACCES.
+pub(crate) fn may_inspect(caller: &dyn Caller, task: &Task) -> Result<()> {
+    let by = caller.credentials();
+    if caller.as_any().downcast_ref::<Task>().is_some_and(|c| Arc::ptr_eq(c.group(), task.group())) {
+        return Ok(());
+    }
+    if by.has(crate::ns::user::Caps::SYS_PTRACE) {
+        return Ok(());
+    }
+    let of = task.credentials();
+    let same = [of.euid, of.suid, of.uid].iter().all(|&u| u == by.fsuid)
+        && [of.egid, of.sgid, of.gid].iter().all(|&g| g == by.fsgid);
+    let dumpable = task.space().map_or(1, |s| s.dumpable()) == 1;
+    if same && dumpable && by.permitted.contains(of.permitted) { Ok(()) } else { Err(Errno::EACCES) }
+}
+
+/// A row of a directory: a name and what it is.
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) mode: u32,
+    pub(crate) what: What,
+}
+
+/// A read-only text file.
+pub(crate) const fn text(name: &'static str, mode: u32, make: fn(&Cx) -> Result<Vec<u8>>) -> Row {
+    Row { name, mode, what: What::Text { make, store: None, guarded: false } }
+}
+
+/// A text file that only those see who may trace the process.
+pub(crate) const fn guarded(name: &'static str, mode: u32, make: fn(&Cx) -> Result<Vec<u8>>) -> Row {
+    Row { name, mode, what: What::Text { make, store: None, guarded: true } }
+}
+
+/// A text file that can be written.
+pub(crate) const fn setting(
+    name: &'static str,
+    mode: u32,
+    make: fn(&Cx) -> Result<Vec<u8>>,
+    store: fn(&Cx, &dyn Caller, &[u8]) -> Result<()>,
+) -> Row {
+    Row { name, mode, what: What::Text { make, store: Some(store), guarded: false } }
+}
+
+/// A directory of fixed rows.
+pub(crate) const fn dir(name: &'static str, rows: &'static [Row]) -> Row {
+    Row { name, mode: 0o555, what: What::Dir(rows) }
+}
+
+/// A symbolic link with a fixed target.
+pub(crate) const fn link(name: &'static str, target: &'static str) -> Row {
+    Row { name, mode: 0o777, what: What::Link(target) }
+}
