@@ -83,7 +83,7 @@ impl Vdso {
         let vdso = Vdso {
             code: code.into(),
             vvar: vec![memory.alloc()?].into(),
-            state: Mutex::new(Rank::Leaf, State { seq: 0, clock: None }),
+            state: Mutex::new(Rank::PageCache, State { seq: 0, clock: None }),
             refreshed: AtomicU64::new(0),
         };
         vdso.refresh(platform, platform.monotonic());

@@ -18,6 +18,8 @@ pub mod run;
 pub mod session;
 #[allow(clippy::module_inception)]
 pub mod task;
+#[cfg(test)]
+mod tests;
 pub mod thread_group;
 pub mod wait;
 
