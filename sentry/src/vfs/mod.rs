@@ -12,6 +12,8 @@ pub mod mount;
 pub mod names;
 pub mod open;
 pub mod path;
+#[cfg(test)]
+mod tests;
 
 pub use attachments::Attachments;
 pub use dentry::{Dentry, PathRef};
