@@ -30,6 +30,8 @@ pub mod pte {
     /// Software: a kept page that the program may not touch. The address is stored inverted, as Linux does, so that a
     /// processor that speculates through non-present entries finds no memory there (L1TF).
     const KEPT: u64 = 1 << 10;
+    /// Software: the frame belongs to a mapped object.
+    const OBJECT: u64 = 1 << 11;
     const NO_EXEC: u64 = 1 << 63;
     const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
@@ -63,6 +65,9 @@ pub mod pte {
         if pte.flags.contains(PteFlags::OWNED) {
             e |= OWNED;
         }
+        if pte.flags.contains(PteFlags::OBJECT) {
+            e |= OBJECT;
+        }
         if pte.flags.contains(PteFlags::NONE) {
             e | KEPT | !pte.pa.0 & ADDRESS
         } else {
@@ -84,6 +89,7 @@ pub mod pte {
         flags.set(PteFlags::WRITE, entry & WRITE != 0);
         flags.set(PteFlags::EXEC, entry & NO_EXEC == 0);
         flags.set(PteFlags::OWNED, entry & OWNED != 0);
+        flags.set(PteFlags::OBJECT, entry & OBJECT != 0);
         Some(Pte { pa: PhysAddr(pa), flags })
     }
 
@@ -234,6 +240,22 @@ impl KvmSpace {
         }
     }
 
+    /// Clears all leaves under a table, with no shootdown.
+    fn drain_table(&self, table: PhysAddr, level: u32, start: u64, visit: &mut dyn FnMut(u64, Pte)) {
+        for i in 0..ENTRIES {
+            let entry = self.memory.table_read(table, i);
+            let va = start + i as u64 * span(level);
+            if level > 0 {
+                if let Some(below) = pte::target(entry) {
+                    self.drain_table(below, level - 1, va, visit);
+                }
+            } else if let Some(old) = pte::decode(entry) {
+                self.memory.table_write(table, i, 0);
+                visit(va, old);
+            }
+        }
+    }
+
     fn free_table(&self, table: PhysAddr, level: u32, out: &mut Vec<PhysAddr>) {
         if level > 0 {
             for i in 0..ENTRIES {
@@ -305,6 +327,35 @@ impl GuestSpace for KvmSpace {
         Ok(())
     }
 
+    fn map_run(&self, va: u64, pa: PhysAddr, count: usize, flags: PteFlags) -> usize {
+        let mut done = 0;
+        while done < count {
+            let at = va + done as u64 * PAGE_SIZE;
+            if at >= TASK_SIZE {
+                break;
+            }
+            let Ok(table) = self.grow(at) else { break };
+            let first = index(at, 0);
+            for i in first..ENTRIES.min(first + (count - done)) {
+                if self.memory.table_read(table, i) != 0 {
+                    return done;
+                }
+                let pa = PhysAddr(pa.0 + done as u64 * PAGE_SIZE);
+                self.memory.table_write(table, i, pte::encode(Pte { pa, flags }));
+                done += 1;
+            }
+        }
+        done
+    }
+
+    fn drain(&self, visit: &mut dyn FnMut(u64, Pte)) {
+        for (i, slot) in self.slots.iter().enumerate() {
+            if let Some(table) = pte::target(slot.load(Ordering::Acquire)) {
+                self.drain_table(table, 2, i as u64 * span(3), visit);
+            }
+        }
+    }
+
     fn update(&self, start: u64, end: u64, visit: &mut dyn FnMut(u64, Pte) -> Option<Pte>) {
         let (mut va, end) = (start & !(PAGE_SIZE - 1), end.min(TASK_SIZE));
         let mut change = Change { visit, stale: Stale::default() };
@@ -343,7 +394,7 @@ mod tests {
 
     #[test]
     fn leaves_survive_encoding() {
-        for bits in 0..16 {
+        for bits in 0..32 {
             let pte = Pte { pa: PhysAddr(0x1234_5000), flags: PteFlags::from_bits_truncate(bits) };
             assert_eq!(pte::decode(pte::encode(pte)), Some(pte));
             assert_eq!(pte::target(pte::encode(pte)).is_some(), !pte.flags.contains(PteFlags::NONE));

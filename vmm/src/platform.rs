@@ -112,6 +112,20 @@ impl Platform for KvmPlatform {
         }
     }
 
+    fn memory_barrier(&self) {
+        use rustix::thread::{MembarrierCommand, membarrier};
+        // The host interrupts the CPUs that run our threads, those in a guest included: leaving it is the barrier.
+        let done = membarrier(MembarrierCommand::PrivateExpedited).or_else(|_| {
+            membarrier(MembarrierCommand::RegisterPrivateExpedited)?;
+            membarrier(MembarrierCommand::PrivateExpedited)
+        });
+        if done.is_err() {
+            for cpu in 0..self.pool.len() {
+                self.pool.kick(cpu);
+            }
+        }
+    }
+
     fn kick(&self, cpu: usize) {
         self.pool.kick(cpu);
     }

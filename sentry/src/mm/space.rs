@@ -249,7 +249,16 @@ pub struct AddressSpace {
 
 impl Drop for AddressSpace {
     fn drop(&mut self) {
-        self.clear();
+        let mut frames = Vec::new();
+        self.pages.drain(&mut |_, pte| {
+            if pte.flags.contains(PteFlags::OWNED) {
+                frames.push(pte.pa);
+            }
+        });
+        if !frames.is_empty() {
+            self.memory().release(&frames);
+        }
+        // VMAs and the windows they keep go with the fields, after the entries.
     }
 }
 

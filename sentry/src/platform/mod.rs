@@ -133,6 +133,14 @@ pub trait GuestSpace: Send + Sync + Any {
     /// translation of an entry that was removed, moved or lost rights: frames taken out may be released after it.
     fn update(&self, start: u64, end: u64, visit: &mut dyn FnMut(u64, Pte) -> Option<Pte>);
 
+    /// Takes every entry out of a space that no vCPU is in or will ever enter again: as `update`, but nobody needs to be told.
+    fn drain(&self, visit: &mut dyn FnMut(u64, Pte)) {
+        self.update(0, guest_abi::layout::TASK_SIZE, &mut |va, pte| {
+            visit(va, pte);
+            None
+        });
+    }
+
     /// For the platform's own downcast.
     fn as_any(&self) -> &dyn Any;
 }
