@@ -17,6 +17,8 @@ use crate::{Errno, Result};
 mod elf;
 mod script;
 mod stack;
+#[cfg(test)]
+mod tests;
 pub mod vdso;
 mod vdso_elf;
 
