@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Condvar;
 
+use crate::fs::tmpfs::TmpShared;
 use crate::futex::Futexes;
 use crate::loader::vdso::Vdso;
 use crate::lock::{Mutex, MutexGuard, Rank};
@@ -74,6 +75,8 @@ pub struct Kernel {
     pub futexes: Futexes,
     /// The system call trace, if one is wanted; set before the first process.
     pub trace: OnceLock<Trace>,
+    /// Where memfd_create(2)'s files live.
+    pub shmem: Arc<TmpShared>,
     /// Configuration.
     pub config: KernelConfig,
     /// CLOCK_MONOTONIC at the start of the sandbox: the guest's boot time is this.
@@ -107,6 +110,7 @@ impl Kernel {
             pending_counts: PendingCounts::default(),
             futexes: Futexes::default(),
             vdso: Vdso::new(&*platform).ok(),
+            shmem: TmpShared::kernel_internal(platform.clone()),
             started: platform.monotonic(),
             platform,
             config,

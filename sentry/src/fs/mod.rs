@@ -4,6 +4,7 @@ pub mod dev;
 pub mod epoll;
 pub mod eventfd;
 pub mod host;
+pub mod kinds;
 pub mod overlay;
 pub mod pipe;
 pub mod proc;
@@ -11,6 +12,7 @@ mod recent;
 pub mod root;
 pub mod signalfd;
 pub mod stdio;
+pub mod sys;
 pub mod tmpfs;
 
 use std::sync::atomic::{AtomicU64, Ordering};

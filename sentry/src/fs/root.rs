@@ -5,6 +5,7 @@ use super::dev::new_dev_fs;
 use super::host::HostFs;
 use super::overlay::OverlayFs;
 use super::proc::ProcFs;
+use super::sys::SysFs;
 use super::tmpfs::{TmpFs, TmpfsOptions};
 use crate::kernel::Kernel;
 use crate::platform::host::HostTree;
@@ -44,6 +45,7 @@ pub fn assemble_root(kernel: &Arc<Kernel>, config: RootConfig) -> Result<Arc<Mou
     let common = MountFlags::NOSUID | MountFlags::NODEV;
     let proc = ProcFs::new(kernel, kernel.root_pid_ns.clone());
     builder.mount(b"/proc", proc, b"proc", common | MountFlags::NOEXEC)?;
+    builder.mount(b"/sys", SysFs::new(kernel), b"sysfs", common | MountFlags::NOEXEC)?;
     builder.mount(b"/dev", new_dev_fs(platform)?, b"devtmpfs", MountFlags::NOSUID)?;
     builder.mount(b"/dev/shm", TmpFs::new(platform.clone(), TmpfsOptions::default(), "tmpfs")?, b"tmpfs", common)?;
     for path in config.tmpfs {

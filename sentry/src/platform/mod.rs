@@ -238,6 +238,22 @@ pub struct TscClock {
     pub shift: u32,
 }
 
+/// One cache of a CPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct CpuCache {
+    pub level: u32,
+    /// `Data`, `Instruction` or `Unified`.
+    pub kind: &'static str,
+    pub kib: u64,
+    pub ways: u32,
+    pub sets: u32,
+    /// Bytes.
+    pub line: u32,
+    /// Shared by all CPUs, or private to each.
+    pub shared: bool,
+}
+
 /// The guest's CPUs as /proc/cpuinfo describes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -260,6 +276,8 @@ pub struct CpuModel {
     pub cache_line: u32,
     pub physical_bits: u32,
     pub virtual_bits: u32,
+    /// From the first level on.
+    pub caches: Vec<CpuCache>,
 }
 
 impl Default for CpuModel {
@@ -277,6 +295,7 @@ impl Default for CpuModel {
             cache_line: 64,
             physical_bits: 40,
             virtual_bits: 48,
+            caches: Vec::new(),
         }
     }
 }

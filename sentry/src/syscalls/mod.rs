@@ -11,6 +11,7 @@ pub mod futex;
 pub mod ids;
 pub mod io;
 pub mod limits;
+pub mod memfd;
 pub mod memory;
 pub mod message;
 pub mod mount;

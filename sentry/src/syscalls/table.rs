@@ -129,6 +129,7 @@ macro_rules! row {
 /// The areas, each with its rows.
 pub const TABLE_AREAS: &[&[Row]] = &[
     super::epoll::ROWS,
+    super::memfd::ROWS,
     super::pipe::ROWS,
     super::poll::ROWS,
     super::signal::ROWS,

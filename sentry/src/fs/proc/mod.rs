@@ -26,6 +26,7 @@ use crate::vfs::{FileSystem, Inode};
 use crate::{Errno, Result};
 
 pub use ns::NsFile;
+pub(crate) use status::{cpu_list, cpu_mask};
 
 /// PROC_SUPER_MAGIC of statfs(2).
 const PROC_MAGIC: u64 = 0x9fa0;

@@ -65,6 +65,13 @@ impl TmpShared {
         Arc::new(TmpShared { platform, dev, quota: Arc::new(quota), next_ino: AtomicU64::new(first_ino) })
     }
 
+    /// The store of files that no mount shows: bounded by the sandbox's memory alone.
+    pub fn kernel_internal(platform: Arc<dyn Platform>) -> Arc<TmpShared> {
+        let memory = platform.memory().limit();
+        let quota = Quota { pages: Bound::new(u64::MAX / PAGE_SIZE), inodes: Bound::new(memory / PAGE_SIZE) };
+        TmpShared::new(platform, super::dev::makedev(0, 1), quota, 1)
+    }
+
     /// An inode number of its own.
     pub fn new_ino(&self) -> u64 {
         self.next_ino.fetch_add(1, Ordering::Relaxed)
