@@ -31,6 +31,8 @@ const EFER: u64 = 0xd01;
 const TF: u64 = 0x100;
 /// Resume flag.
 const RF: u64 = 0x1_0000;
+/// In an error code: the index is of a gate in the IDT.
+const ERROR_IDT: u32 = 2;
 /// What a program may set in RFLAGS: CF PF AF ZF SF TF DF OF RF AC ID.
 const USER_FLAGS: u64 = 0x0025_0dd5;
 /// Always set in ring 3: IF, and bit 1.
@@ -222,6 +224,13 @@ impl Guest {
         let (fs, gs) = (sign_extend(ctx.fs_base), sign_extend(ctx.gs_base));
         let new_space = self.space != space;
         self.space = space;
+        if new_space && self.vcpu.sregs().cr3 == root.0 {
+            // The page was the table of a space that is gone. A CR3 that seems unchanged would keep its translations.
+            let sregs = kvm_sregs { cr3: 0, ..*self.vcpu.sregs() };
+            if self.vcpu.load_sregs(&sregs).is_err() {
+                log::error!("CR3 cannot be reloaded");
+            }
+        }
         let template = self.template;
         let sregs = self.vcpu.sregs();
         let in_ring0 = sregs.cs.selector == KERNEL_CS;
@@ -398,12 +407,13 @@ impl Guest {
             log::error!("exception {vector} (error {error:#x}) in ring 0 at {:#x}", ctx.rip);
             return Exit::Broken("an exception in ring 0");
         }
-        if vector == 6 {
-            // `int n` through a gate of DPL 0 is #GP; some KVMs deliver #UD.
+        // `int n` through a gate of DPL 0 is #GP with an error code that names the gate; some KVMs deliver #UD, some
+        // emulators another code.
+        if vector == 6 || (vector == 13 && error & ERROR_IDT != 0) {
             let mut code = [0; decode::MAX_LEN];
             let len = fetch(machine, space, ctx.rip, &mut code);
             if let Some(n) = decode::software_interrupt(&code[..len]) {
-                return Exit::Exception { vector: 13, error: u32::from(n) << 3 | 2, cr2: 0 };
+                return Exit::Exception { vector: 13, error: u32::from(n) << 3 | ERROR_IDT, cr2: 0 };
             }
         }
         let cr2 = if vector == 14 { self.vcpu.sregs().cr2 } else { 0 };
