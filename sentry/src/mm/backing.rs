@@ -32,6 +32,10 @@ pub trait Mappable: Send + Sync {
     /// object must then give the very page that all sharers see and mark itself changed. EFAULT past the end of the
     /// object (the program gets SIGBUS).
     fn page(&self, offset: u64, write: bool) -> Result<MappedPage>;
+    /// As `page(offset, false)`, for private mappings only: whether a later change of the object shows there is unspecified.
+    fn private_page(&self, offset: u64) -> Result<MappedPage> {
+        self.page(offset, false)
+    }
     /// Length in bytes now.
     fn size(&self) -> u64;
     /// Whether a page mapped for reading must stay read-only until `page(_, true)` was asked for it. False lets a shared

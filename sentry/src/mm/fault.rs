@@ -122,7 +122,7 @@ impl AddressSpace {
                 if access.write {
                     self.fault_copy(state, page, &site, &object)
                 } else {
-                    self.fault_object(state, page, false, &site, &object)
+                    self.fault_object(state, page, object.private_page(site.offset), false, &site, &object)
                 }
             }
         };
@@ -299,7 +299,7 @@ impl AddressSpace {
             });
             let (source, frame) = match known {
                 Some(pa) => (pa, None),
-                None => match object.page(offset, false) {
+                None => match object.private_page(offset) {
                     Ok(MappedPage::Frame(pa)) => (pa, Some(pa)),
                     Ok(MappedPage::Window { pa, run: (at, run_pa, pages), keep }) => {
                         run = Some((at, run_pa, pages as u64, keep));
@@ -337,13 +337,14 @@ impl AddressSpace {
         &self,
         state: &mut State,
         page: u64,
+        first: Result<MappedPage>,
         writable: bool,
         site: &Site,
         object: &Arc<dyn Mappable>,
     ) -> Result<()> {
         let mut flags = site.entry;
         flags.set(PteFlags::WRITE, writable);
-        match object.page(site.offset, writable)? {
+        match first? {
             MappedPage::Frame(pa) => {
                 let flags = flags | PteFlags::OWNED | PteFlags::OBJECT;
                 if let Err(e) = self.enter(state, page, Pte { pa, flags }) {
@@ -366,9 +367,9 @@ impl AddressSpace {
                 self.remember(state, page, page + done * PAGE_SIZE, done);
             }
             MappedPage::Window { pa, run, keep } => {
-                self.keep_window(state, page, run, keep);
+                self.keep_window(state, page, run, keep.clone());
                 self.enter(state, page, Pte { pa, flags })?;
-                self.map_around(state, page, site, flags, run);
+                self.map_around(state, page, site, flags, run, &*keep);
             }
         }
         Ok(())
@@ -383,7 +384,15 @@ impl AddressSpace {
     }
 
     /// Maps the pages of a window around `page`.
-    fn map_around(&self, state: &mut State, page: u64, site: &Site, flags: PteFlags, run: (u64, PhysAddr, usize)) {
+    fn map_around(
+        &self,
+        state: &mut State,
+        page: u64,
+        site: &Site,
+        flags: PteFlags,
+        run: (u64, PhysAddr, usize),
+        window: &dyn Window,
+    ) {
         if site.flags.contains(MapFlags::RANDOM) {
             return;
         }
@@ -395,9 +404,11 @@ impl AddressSpace {
         let run_end = page.saturating_sub(before).saturating_add(run_pages as u64 * PAGE_SIZE);
         let first = page - back;
         let end = run_end.min(site.end).min(first + want * PAGE_SIZE);
+        let at = |va: u64| PhysAddr(run_pa.0 + before + va - page);
+        window.expect(at(first), usize::try_from(end.saturating_sub(first) / PAGE_SIZE).unwrap_or(0));
         let mut va = first;
         while va < end {
-            let pa = PhysAddr(run_pa.0 + before + va - page);
+            let pa = at(va);
             let left = usize::try_from((end - va) / PAGE_SIZE).unwrap_or(0);
             let stored = self.pages.map_run(va, pa, left, flags);
             state.count_in(flags, stored as u64);
@@ -424,7 +435,7 @@ impl AddressSpace {
     ) -> Result<()> {
         let writable = access.write || (site.writable && !object.write_notify());
         let Some(old) = present else {
-            return self.fault_object(state, page, writable, site, object);
+            return self.fault_object(state, page, object.page(site.offset, writable), writable, site, object);
         };
         let mut flags = site.entry;
         flags.set(PteFlags::WRITE, writable);

@@ -99,6 +99,12 @@ pub trait HostFile: Send + Sync {
     /// Maps the extent of [`WINDOW_LEN`] bytes that starts at `index * WINDOW_LEN` into guest-physical memory, sharing
     /// the host's page cache. Writable only if the file was opened so.
     fn window(&self, index: u64) -> Result<Arc<dyn Window>, Errno>;
+    /// As `window`, for private mappings only: whether a later change of the file shows there is unspecified, as mmap(2) has
+    /// it. Windows of different `version`s are never the same, so that a new mapping shows what the file is now.
+    fn private_window(&self, index: u64, version: u64) -> Result<Arc<dyn Window>, Errno> {
+        let _ = version;
+        self.window(index)
+    }
 }
 
 /// Bytes of a file that one window covers: 2 MiB.
@@ -108,6 +114,10 @@ pub const WINDOW_LEN: u64 = 2 << 20;
 pub trait Window: Send + Sync {
     /// First byte, page-aligned; [`WINDOW_LEN`] bytes are addressable, those past the end of the file fault.
     fn base(&self) -> PhysAddr;
+    /// `pages` pages from `pa` on are about to be mapped: a hint to make their first use cheap.
+    fn expect(&self, pa: PhysAddr, pages: usize) {
+        let _ = (pa, pages);
+    }
 }
 
 /// A byte stream of the host: a pipe, terminal, socket, character device or file given by the caller. Never blocks, and

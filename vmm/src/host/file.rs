@@ -61,4 +61,8 @@ impl HostFile for RegularFile {
     fn window(&self, index: u64) -> Result<Arc<dyn Window>, Errno> {
         self.memory.window(self.fd.as_fd(), self.key, index, self.writable)
     }
+
+    fn private_window(&self, index: u64, version: u64) -> Result<Arc<dyn Window>, Errno> {
+        self.memory.private_window(self.fd.as_fd(), self.key, index, version)
+    }
 }

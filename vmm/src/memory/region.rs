@@ -110,6 +110,13 @@ impl Region {
         self.fixed(pa, len, rights.prot(), flags, fd.as_raw_fd(), offset)
     }
 
+    /// Maps a file's bytes from `offset` on, privately: pages that are written, by `populate` too, become copies.
+    pub fn map_file_private(&self, pa: PhysAddr, len: u64, fd: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+        let offset = i64::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        self.fixed(pa, len, Rights::ReadWrite.prot(), flags, fd.as_raw_fd(), offset)
+    }
+
     /// Takes away what is behind a range.
     pub fn decommit(&self, pa: PhysAddr, len: u64) -> io::Result<()> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

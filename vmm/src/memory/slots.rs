@@ -20,8 +20,10 @@ const GIB: u64 = 1 << 30;
 pub const TABLES: Span = Span { base: 4 * GIB, len: 32 * GIB };
 /// Frames.
 pub const FRAMES: Span = Span { base: 64 * GIB, len: 320 * GIB };
-/// File windows.
-pub const WINDOWS: Span = Span { base: 384 * GIB, len: 128 * GIB };
+/// File windows that share the host's page cache.
+pub const WINDOWS: Span = Span { base: 384 * GIB, len: 64 * GIB };
+/// File windows for private mappings.
+pub const PRIVATE_WINDOWS: Span = Span { base: 448 * GIB, len: 64 * GIB };
 
 /// A fixed range of guest-physical addresses.
 #[derive(Clone, Copy, Debug)]

@@ -61,6 +61,11 @@ impl Tables {
         self.shadow.store(shadow, Ordering::Relaxed);
     }
 
+    /// Whether KVM shadows page tables.
+    pub fn shadow(&self) -> bool {
+        self.shadow.load(Ordering::Relaxed)
+    }
+
     /// See [`Quiesce`], set once; without it shadows are dropped while vCPUs run, which KVM orders itself.
     pub fn set_quiesce(&self, hook: Quiesce) {
         let _ = self.quiesce.set(hook);

@@ -1,24 +1,43 @@
-//! Windows: extents of host files mapped into guest-physical memory. Owns which extent lies where; never a file's contents.
+//! Windows: extents of host files mapped into guest-physical memory. Owns which extent lies where, and how much of private
+//! ones may be copied; never a file's contents.
 //!
 //! One window serves all mappings of its extent, because the host bounds how many mappings a process may have.
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use guest_abi::Errno;
+use guest_abi::layout::PAGE_SIZE;
 use sentry::lock::{Mutex, Rank};
 use sentry::platform::PhysAddr;
 use sentry::platform::host::{WINDOW_LEN, Window};
 
 use super::GuestMemory;
 use super::region::{Region, Rights};
-use super::slots::{Area, Registry, WINDOWS};
+use super::slots::{Area, Registry, Span};
 
 /// Host mappings left for everything else.
 const SPARE_MAPPINGS: u64 = 8192;
 
-/// What a window shows: (device, inode, index of the extent, writable).
-pub type Key = (u64, u64, u64, bool);
+/// Copied pages of private windows at most (128 MiB); beyond, they show the page cache.
+const COPIES: usize = 32768;
+/// Pages copied together (64 KiB).
+const BLOCK: usize = 16;
+
+/// How a window shows its extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The page cache, read-only.
+    Read,
+    /// The page cache.
+    Write,
+    /// For private mappings of the file as of a version.
+    Private(u64),
+}
+
+/// What a window shows: (device, inode, index of the extent, kind).
+pub type Key = (u64, u64, u64, Kind);
 
 #[derive(Default)]
 struct State {
@@ -30,32 +49,39 @@ struct State {
 /// All windows of a sandbox.
 pub struct Windows {
     area: Area,
+    span: Span,
     state: Mutex<State>,
     most: u32,
+    copies: AtomicUsize,
 }
 
 /// A mapped extent.
 pub struct FileWindow {
     memory: Arc<GuestMemory>,
     key: Key,
+    base: PhysAddr,
     number: u32,
-}
-
-fn base(number: u32) -> PhysAddr {
-    PhysAddr(WINDOWS.base + u64::from(number) * WINDOW_LEN)
+    /// Blocks that were copied, one bit each.
+    copied: AtomicU32,
 }
 
 impl Windows {
+    fn base(&self, number: u32) -> PhysAddr {
+        PhysAddr(self.span.base + u64::from(number) * WINDOW_LEN)
+    }
+
     /// No windows yet.
-    pub fn new() -> Windows {
+    pub fn new(span: Span) -> Windows {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
         let maps: u64 = text.trim().parse().unwrap_or(65530);
-        // Each window may cost two mappings: its own and the gap behind it.
-        let most = (maps.saturating_sub(SPARE_MAPPINGS) / 2).clamp(64, WINDOWS.len / WINDOW_LEN) as u32;
+        // Each window may cost two mappings, its own and the gap behind it, and there are two areas of them.
+        let most = (maps.saturating_sub(SPARE_MAPPINGS) / 4).clamp(64, span.len / WINDOW_LEN) as u32;
         Windows {
-            area: Area::new(WINDOWS, 64 << 20, 1 << 30, false),
+            area: Area::new(span, 64 << 20, 1 << 30, false),
+            span,
             state: Mutex::new(Rank::Frames, State::default()),
             most,
+            copies: AtomicUsize::new(0),
         }
     }
 
@@ -90,20 +116,58 @@ impl Windows {
             let n = state.fresh;
             let end = (u64::from(n) + 1) * WINDOW_LEN;
             let grown = self.area.grown();
-            if n >= self.most || (end > grown && !self.area.grow(registry, region, grown, WINDOWS.len)) {
+            if n >= self.most || (end > grown && !self.area.grow(registry, region, grown, self.span.len)) {
                 return Err(Errno::ENOMEM);
             }
             state.fresh += 1;
             n
         };
-        let rights = if key.3 { Rights::ReadWrite } else { Rights::Read };
-        if let Err(e) = region.map_file(base(number), WINDOW_LEN, rights, fd, offset) {
+        let base = self.base(number);
+        let mapped = match key.3 {
+            Kind::Read => region.map_file(base, WINDOW_LEN, Rights::Read, fd, offset),
+            Kind::Write => region.map_file(base, WINDOW_LEN, Rights::ReadWrite, fd, offset),
+            Kind::Private(_) => region.map_file_private(base, WINDOW_LEN, fd, offset),
+        };
+        if let Err(e) = mapped {
             state.free.insert(number);
             return Err(Errno::from_raw(e.raw_os_error().unwrap_or(libc::ENOMEM)));
         }
-        let window = Arc::new(FileWindow { memory: memory.clone(), key, number });
+        let window = Arc::new(FileWindow { memory: memory.clone(), key, base, number, copied: AtomicU32::new(0) });
         state.live.insert(key, Arc::downgrade(&window));
         Ok(window)
+    }
+
+    /// Turns the blocks around pages that are about to be used into copies.
+    fn copy(&self, region: &Region, window: &FileWindow, pa: PhysAddr, pages: usize) {
+        let Some(offset) = pa.0.checked_sub(window.base.0) else { return };
+        let first = (offset / PAGE_SIZE) as usize / BLOCK;
+        let end = ((offset / PAGE_SIZE) as usize + pages).div_ceil(BLOCK).min(32);
+        if first >= end {
+            return;
+        }
+        let wanted = (u32::MAX >> (32 - (end - first))) << first;
+        let known = window.copied.load(Ordering::Relaxed);
+        let count = (wanted & !known).count_ones() as usize * BLOCK;
+        if count == 0 || self.copies.fetch_add(count, Ordering::Relaxed) + count > COPIES {
+            self.copies.fetch_sub(count, Ordering::Relaxed);
+            return;
+        }
+        let new = wanted & !window.copied.fetch_or(wanted, Ordering::Relaxed);
+        // Others may have claimed some meanwhile.
+        self.copies.fetch_sub(count - new.count_ones() as usize * BLOCK, Ordering::Relaxed);
+        let mut block = first;
+        while block < end {
+            let run = (new >> block).trailing_ones() as usize;
+            if run == 0 {
+                block += 1;
+                continue;
+            }
+            let run = run.min(end - block);
+            let bytes = BLOCK as u64 * PAGE_SIZE;
+            // Fails at the end of the file after doing what is before it; what is not copied shows the page cache.
+            let _ = region.populate(PhysAddr(window.base.0 + block as u64 * bytes), run as u64 * bytes);
+            block += run;
+        }
     }
 
     fn close(&self, region: &Region, window: &FileWindow) {
@@ -111,7 +175,9 @@ impl Windows {
         if state.live.get(&window.key).is_some_and(|w| w.strong_count() == 0) {
             state.live.remove(&window.key);
         }
-        match region.decommit(base(window.number), WINDOW_LEN) {
+        let copied = window.copied.load(Ordering::Relaxed).count_ones() as usize;
+        self.copies.fetch_sub(copied * BLOCK, Ordering::Relaxed);
+        match region.decommit(window.base, WINDOW_LEN) {
             Ok(()) => {
                 state.free.insert(window.number);
             }
@@ -120,15 +186,17 @@ impl Windows {
     }
 }
 
-impl Default for Windows {
-    fn default() -> Self {
-        Windows::new()
-    }
-}
-
 impl Window for FileWindow {
     fn base(&self) -> PhysAddr {
-        base(self.number)
+        self.base
+    }
+
+    fn expect(&self, pa: PhysAddr, pages: usize) {
+        if let Kind::Private(_) = self.key.3
+            && self.memory.tables.shadow()
+        {
+            self.memory.private_windows.copy(&self.memory.region, self, pa, pages);
+        }
     }
 }
 
@@ -140,6 +208,9 @@ impl Drop for FileWindow {
 
 impl GuestMemory {
     pub(super) fn close_window(&self, window: &FileWindow) {
-        self.windows.close(&self.region, window);
+        match window.key.3 {
+            Kind::Private(_) => self.private_windows.close(&self.region, window),
+            Kind::Read | Kind::Write => self.windows.close(&self.region, window),
+        }
     }
 }

@@ -21,6 +21,15 @@ const COPY_CHUNK: usize = 128 << 10;
 /// Below this a copy is cheaper than pinning pages.
 const DIRECT_MIN: usize = 2048;
 
+/// How a window shows a file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Access {
+    Read,
+    Write,
+    /// For private mappings of the file as it was when it had this version.
+    Private(u64),
+}
+
 /// Contents of a regular host file; one object for one (device, inode) of a tree.
 pub struct Content {
     file: Arc<dyn HostFile>,
@@ -28,7 +37,7 @@ pub struct Content {
     key: (u64, u64),
     /// Whether the tree can be written, so that mappers must be known.
     tracked: bool,
-    windows: Mutex<HashMap<(u64, bool), Weak<dyn Window>>>,
+    windows: Mutex<HashMap<(u64, Access), Weak<dyn Window>>>,
     recent: Arc<Mutex<Recent<Arc<dyn Window>>>>,
     mappers: Mutex<HashMap<usize, Weak<AddressSpace>>>,
 }
@@ -199,18 +208,21 @@ impl Content {
         self.writable.get().unwrap_or(&self.file).sync(data_only)
     }
 
-    fn window(&self, index: u64, write: bool) -> Result<Arc<dyn Window>> {
+    fn window(&self, index: u64, access: Access) -> Result<Arc<dyn Window>> {
         let mut windows = self.windows.lock();
-        let known = windows.get(&(index, write)).and_then(Weak::upgrade);
+        let known = windows.get(&(index, access)).and_then(Weak::upgrade);
         let window = match known {
             Some(window) => window,
             None => {
-                let file = if write { self.writable()? } else { &self.file };
-                let window = file.window(index)?;
+                let window = match access {
+                    Access::Read => self.file.window(index)?,
+                    Access::Write => self.writable()?.window(index)?,
+                    Access::Private(version) => self.file.private_window(index, version)?,
+                };
                 if windows.len() >= 64 && windows.len().is_power_of_two() {
                     windows.retain(|_, w| w.strong_count() > 0);
                 }
-                windows.insert((index, write), Arc::downgrade(&window));
+                windows.insert((index, access), Arc::downgrade(&window));
                 window
             }
         };
@@ -227,17 +239,20 @@ impl Mappable for Content {
     }
 
     fn page(&self, offset: u64, write: bool) -> Result<MappedPage> {
-        let len = self.len()?;
-        if offset >= len {
-            return Err(Errno::EFAULT);
-        }
-        let index = offset / WINDOW_LEN;
         // A file open for writing has one window for readers and writers: page-table entries gain rights in place.
-        let window = self.window(index, write || self.writable.get().is_some())?;
-        let start = index * WINDOW_LEN;
-        let bytes = (len - start).min(WINDOW_LEN);
-        let run = (start, window.base(), usize::try_from(bytes.div_ceil(PAGE_SIZE)).unwrap_or(0));
-        Ok(MappedPage::Window { pa: PhysAddr(window.base().0 + (offset - start)), run, keep: window })
+        let write = write || self.writable.get().is_some();
+        self.page_of(offset, self.len()?, if write { Access::Write } else { Access::Read })
+    }
+
+    fn private_page(&self, offset: u64) -> Result<MappedPage> {
+        if self.tracked {
+            // The guest's own writes are to show at once.
+            return self.page(offset, false);
+        }
+        let st = self.file.stat()?;
+        // What the host changes in place is seen by new mappings: a change moves st_ctime.
+        let version = (st.ctime.sec as u64).wrapping_mul(1_000_000_007).wrapping_add(st.ctime.nsec as u64);
+        self.page_of(offset, u64::try_from(st.size).unwrap_or(0), Access::Private(version))
     }
 
     fn size(&self) -> u64 {
@@ -254,6 +269,20 @@ impl Mappable for Content {
         if mappers.len() >= 64 && mappers.len().is_power_of_two() {
             mappers.retain(|_, m| m.strong_count() > 0);
         }
+    }
+}
+
+impl Content {
+    fn page_of(&self, offset: u64, len: u64, access: Access) -> Result<MappedPage> {
+        if offset >= len {
+            return Err(Errno::EFAULT);
+        }
+        let index = offset / WINDOW_LEN;
+        let window = self.window(index, access)?;
+        let start = index * WINDOW_LEN;
+        let bytes = (len - start).min(WINDOW_LEN);
+        let run = (start, window.base(), usize::try_from(bytes.div_ceil(PAGE_SIZE)).unwrap_or(0));
+        Ok(MappedPage::Window { pa: PhysAddr(window.base().0 + (offset - start)), run, keep: window })
     }
 }
 
