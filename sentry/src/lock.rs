@@ -38,6 +38,7 @@ pub enum Rank {
     PageTable,
     Frames,
     EpollReady,
+    TimerState,
     Timers,
     WaitQueue,
     RunQueue,

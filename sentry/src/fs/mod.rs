@@ -13,6 +13,7 @@ pub mod root;
 pub mod signalfd;
 pub mod stdio;
 pub mod sys;
+pub mod timerfd;
 pub mod tmpfs;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -121,6 +121,11 @@ impl CpuClock {
         self.in_guest.store(0, Relaxed);
     }
 
+    /// Whether a stretch lasts now: the task has a CPU.
+    pub fn is_running(&self) -> bool {
+        self.since.load(Relaxed) != 0
+    }
+
     /// It gives up the CPU.
     pub fn stop(&self, now: Nanos) {
         self.close(now);

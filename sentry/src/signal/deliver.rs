@@ -99,6 +99,9 @@ pub(super) fn take_from(task: &Task, wanted: SigSet, synchronous_first: bool) ->
             let entry = first.or_else(|| own.pending.take(wanted)).or_else(|| group.pending.take(wanted))?;
             (entry, continues)
         };
+        if entry.signal == Signal::SIGALRM {
+            task.group().timers.interval.alarm_taken(task.group());
+        }
         if let Some(timer) = entry.timer.take()
             && !timer.taken(&mut entry.info)
         {

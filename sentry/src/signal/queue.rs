@@ -162,7 +162,7 @@ impl PendingCounts {
 pub trait TimerSignal: Send + Sync {
     /// The signal is taken off the queue: fills in si_overrun, re-arms a periodic timer. False: the timer was deleted or
     /// set anew meanwhile, and the signal is dropped.
-    fn taken(&self, info: &mut SigInfo) -> bool;
+    fn taken(self: Arc<Self>, info: &mut SigInfo) -> bool;
 }
 
 /// A pending signal.

@@ -100,12 +100,12 @@ pub fn send_to_task(target: &Arc<Task>, signal: Signal, info: SigInfo, sender: S
     if target.signals.exiting.load(Ordering::SeqCst) {
         return Ok(());
     }
-    generate(Queue::Task(target), signal, info, sender, None)
+    generate(Queue::Task(target), signal, info, sender, None).map(|_| ())
 }
 
 /// Queues a signal for a thread group. EAGAIN if a queued signal exceeds RLIMIT_SIGPENDING.
 pub fn send_to_group(target: &Arc<ThreadGroup>, signal: Signal, info: SigInfo, sender: Sender<'_>) -> Result<()> {
-    generate(Queue::Group(target), signal, info, sender, None)
+    generate(Queue::Group(target), signal, info, sender, None).map(|_| ())
 }
 
 /// Sends to every member of a process group from the kernel (terminals, orphaned groups).
@@ -136,17 +136,17 @@ pub fn kill_group(target: &Arc<ThreadGroup>, signal: Option<Signal>, sender: &Ta
     send_to_group(target, signal, info, Sender::Task(sender))
 }
 
-/// Queues the expiry of a POSIX timer for a group or one of its tasks.
+/// Queues the expiry of a POSIX timer for a group or one of its tasks. False if it was dropped, so that nobody will take it.
 pub fn send_timer(
     group: &Arc<ThreadGroup>,
     task: Option<&Arc<Task>>,
     signal: Signal,
     info: SigInfo,
     timer: &Arc<dyn TimerSignal>,
-) {
+) -> bool {
     let queue = task.map_or(Queue::Group(group), Queue::Task);
     // The timer's own entry is never charged, so nothing can fail.
-    let _ = generate(queue, signal, info, Sender::Event, Some(timer));
+    generate(queue, signal, info, Sender::Event, Some(timer)).unwrap_or(false)
 }
 
 /// A signal that the host sent to the sandbox, for `target`.
@@ -206,16 +206,17 @@ fn dropped(group: &ThreadGroup, signal: Signal, force: Force) -> bool {
     action::is_ignored(signal, handler)
 }
 
+/// Gives whether the signal is pending now; it is not if it was dropped.
 fn generate(
     queue: Queue<'_>,
     signal: Signal,
     info: SigInfo,
     sender: Sender<'_>,
     timer: Option<&Arc<dyn TimerSignal>>,
-) -> Result<()> {
+) -> Result<bool> {
     let group = queue.group();
     if group.is_zombie() || group.exiting().is_some() {
-        return Ok(());
+        return Ok(false);
     }
     let force = sender.force(group);
     if SigSet::STOP.contains(signal) {
@@ -230,7 +231,7 @@ fn generate(
     };
     let blocked = looked_at.as_ref().is_some_and(|t| t.signals.mask().contains(signal));
     if !blocked && dropped(group, signal, force) {
-        return Ok(());
+        return Ok(false);
     }
     // Reaching the limit must not lose a signal the kernel or kill(2) sends: only its siginfo.
     let kernel_code = info.code >= code::SI_USER;
@@ -248,7 +249,8 @@ fn generate(
     };
     let forced = force == Force::All;
     let queued = queue.with(|pending| {
-        if !signal.is_realtime() && pending.set().contains(signal) {
+        // Every timer has an entry of its own; other standard signals are pending once.
+        if timer.is_none() && !signal.is_realtime() && pending.set().contains(signal) {
             return false;
         }
         if timer.is_none() && charge.is_none() {
@@ -259,7 +261,7 @@ fn generate(
         true
     });
     if !queued {
-        return Ok(());
+        return Ok(true);
     }
     group.signals.arrivals.wake(Events::READABLE);
     if let Some(target) = choose(queue, signal) {
@@ -269,7 +271,7 @@ fn generate(
         }
         target.notify_signal();
     }
-    Ok(())
+    Ok(true)
 }
 
 fn is_fatal(group: &ThreadGroup, signal: Signal, forced: bool) -> bool {

@@ -27,5 +27,6 @@ pub mod socket;
 pub mod stat;
 pub mod sync;
 pub mod table;
+pub mod time;
 pub mod transfer;
 pub mod xattr;

@@ -145,6 +145,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::xattr::ROWS,
     super::memory::ROWS,
     super::futex::ROWS,
+    super::time::ROWS,
     super::message::ROWS,
     super::socket::ROWS,
     super::ids::ROWS,

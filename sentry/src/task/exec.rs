@@ -120,6 +120,7 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     *task.rseq.lock() = super::task::Rseq::default();
     task.signals.reset_for_exec();
     group.signals.reset_for_exec();
+    group.timers.reset_for_exec();
     // A table shared with another process is not that process's to lose descriptors from.
     let files = task.files();
     if Arc::strong_count(&files) > 2 {

@@ -66,6 +66,7 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
     leave_memory(&task, space);
     task.set_files(Arc::new(FdTable::default()));
     if last {
+        group.timers.clear();
         leave_terminal(&group);
         if group.tgid() == 1 {
             end_namespace(&group).await;

@@ -73,7 +73,12 @@ fn enter(task: &Task) -> Exit {
         return Exit::Interrupted;
     }
     let clock = &task.sched.clock;
-    clock.enter_guest(kernel.platform.monotonic());
+    let now = kernel.platform.monotonic();
+    clock.enter_guest(now);
+    crate::time::cpu::task_runs(task);
+    if let Some(vdso) = &kernel.vdso {
+        vdso.refresh_if_due(&*kernel.platform, now);
+    }
     let exit = kernel.platform.enter(space.pages(), &mut context, &*task.fpu);
     clock.leave_guest(kernel.platform.monotonic());
     task.set_running_on(None);

@@ -11,7 +11,7 @@ use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
 use crate::sched::{Usage, UsageValue};
 use crate::signal::GroupSignals;
-use crate::time::Nanos;
+use crate::time::{GroupTimers, Nanos};
 use crate::vfs::File;
 
 /// What the last execve(2) made of the process, for /proc.
@@ -58,6 +58,8 @@ pub struct ThreadGroup {
     pid: Arc<Pid>,
     /// Actions, shared pending signals, job control.
     pub signals: GroupSignals,
+    /// Interval timers, POSIX timers, CPU-time alarms.
+    pub timers: GroupTimers,
     pub(super) state: Mutex<State>,
     limits: Mutex<Limits>,
     image: Mutex<Arc<Image>>,
@@ -106,6 +108,7 @@ impl ThreadGroup {
             kernel,
             pid,
             signals,
+            timers: GroupTimers::default(),
             state: Mutex::new(
                 Rank::ThreadGroup,
                 State {
