@@ -56,6 +56,7 @@ const ALLOWED: &[(i64, &str)] = &[
     (libc::SYS_munmap, "the allocator, thread stacks"),
     (libc::SYS_madvise, "guest memory populated and given back"),
     (libc::SYS_brk, "the allocator"),
+    (libc::SYS_membarrier, "memory barriers that the guest asks for"),
     // Waiting.
     (libc::SYS_futex, "locks, parked workers"),
     (libc::SYS_epoll_wait, "the reactor"),
