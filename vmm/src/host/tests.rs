@@ -71,6 +71,8 @@ fn the_kernels_own_file_systems_are_refused() {
     assert_eq!(t.stat(b"proc/version").err(), Some(Errno::EACCES));
     assert_eq!(t.read_dir(b"sys/kernel").err(), Some(Errno::EACCES));
     assert!(t.stat(b"etc").is_ok());
+    assert!(t.stat(b"proc").is_ok());
+    assert!(t.read_dir(b"proc").unwrap().is_empty());
 }
 
 #[test]

@@ -97,8 +97,8 @@ impl DirTree {
         Err(Errno::EAGAIN)
     }
 
-    /// Refuses nodes on file systems of the kernel.
-    fn admitted(&self, fd: &OwnedFd) -> Result<rustix::fs::Stat, Errno> {
+    /// Attributes, and whether the node is on a file system for storage.
+    fn judge(&self, fd: &OwnedFd) -> Result<(rustix::fs::Stat, bool), Errno> {
         let st = rustix::fs::fstat(fd).map_err(errno)?;
         let known = self.devices.lock().get(&st.st_dev).copied();
         let admitted = match known {
@@ -110,7 +110,26 @@ impl DirTree {
                 admitted
             }
         };
-        if admitted { Ok(st) } else { Err(Errno::EACCES) }
+        Ok((st, admitted))
+    }
+
+    /// Refuses nodes on file systems of the kernel.
+    fn admitted(&self, fd: &OwnedFd) -> Result<rustix::fs::Stat, Errno> {
+        match self.judge(fd)? {
+            (st, true) => Ok(st),
+            (_, false) => Err(Errno::EACCES),
+        }
+    }
+
+    /// As `admitted`, but the root of a refused file system passes with `false`: it is where the host mounts it, and shows as
+    /// an empty directory on which the sandbox can mount its own.
+    fn admitted_or_mount_point(&self, fd: &OwnedFd) -> Result<(rustix::fs::Stat, bool), Errno> {
+        match self.judge(fd)? {
+            (st, false) if st.st_ino != 1 || FileType::from_raw_mode(st.st_mode) != FileType::Directory => {
+                Err(Errno::EACCES)
+            }
+            judged => Ok(judged),
+        }
     }
 
     fn node(&self, path: &[u8]) -> Result<(OwnedFd, rustix::fs::Stat), Errno> {
@@ -159,7 +178,8 @@ fn growing(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> Resu
 
 impl HostTree for DirTree {
     fn stat(&self, path: &[u8]) -> Result<Stat, Errno> {
-        self.node(path).map(|(_, st)| stat(&st))
+        let fd = self.at(path, OFlags::PATH)?;
+        self.admitted_or_mount_point(&fd).map(|(st, _)| stat(&st))
     }
 
     fn read_link(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -172,8 +192,10 @@ impl HostTree for DirTree {
 
     fn read_dir(&self, path: &[u8]) -> Result<Vec<HostDirEntry>, Errno> {
         let fd = self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        self.admitted(&fd)?;
         let mut out = Vec::new();
+        if !self.admitted_or_mount_point(&fd)?.1 {
+            return Ok(out);
+        }
         for entry in Dir::new(fd).map_err(errno)? {
             let entry = entry.map_err(errno)?;
             let name = entry.file_name().to_bytes();
