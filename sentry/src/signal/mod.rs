@@ -15,6 +15,8 @@ pub mod send;
 pub mod set;
 pub mod state;
 pub mod stop;
+#[cfg(test)]
+mod tests;
 
 pub use action::SignalActions;
 pub use deliver::{exit_task, fatal_pending, needs_prepare, prepare_return};

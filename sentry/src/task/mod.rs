@@ -19,7 +19,7 @@ pub mod session;
 #[allow(clippy::module_inception)]
 pub mod task;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod thread_group;
 pub mod wait;
 

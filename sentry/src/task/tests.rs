@@ -12,7 +12,7 @@ use crate::fs::tmpfs::{TmpFs, TmpfsOptions};
 use crate::kernel::{ExitStatus, KernelConfig, worker_main};
 use crate::mm::IoSource;
 use crate::ns::user::Credentials;
-use crate::platform::sim::SimPlatform;
+use crate::platform::sim::{Program, SimPlatform};
 use crate::platform::{Exit, Platform, UserContext};
 use crate::vfs::file::KernelCaller;
 use crate::vfs::fs_context::FsState;
@@ -54,20 +54,30 @@ fn elf() -> Vec<u8> {
 /// The next system call, or why the guest leaves otherwise.
 type Step = dyn Fn(&mut UserContext) -> Exit + Send + Sync;
 
-fn call(c: &mut UserContext, next: u64, nr: u32, args: [u64; 6]) -> Exit {
+pub(crate) fn call(c: &mut UserContext, next: u64, nr: u32, args: [u64; 6]) -> Exit {
     c.r15 = next;
     c.rax = nr.into();
     [c.rdi, c.rsi, c.rdx, c.r10, c.r8, c.r9] = args;
     Exit::Syscall
 }
 
-fn exit_group(c: &mut UserContext, code: u64) -> Exit {
+pub(crate) fn exit_group(c: &mut UserContext, code: u64) -> Exit {
     call(c, u64::MAX, raw::__NR_exit_group, [code, 0, 0, 0, 0, 0])
 }
 
 fn run(cpus: usize, step: Box<Step>) -> (Arc<Kernel>, ExitStatus) {
-    let platform = SimPlatform::with_program(cpus, Box::new(move |_, c, _| step(c)));
+    run_program(cpus, Box::new(move |_, c, _| step(c)), |_, _| {})
+}
+
+/// Runs a program that sees its memory and vector state; `ready` is told of the machine before the program starts.
+pub(crate) fn run_program(
+    cpus: usize,
+    program: Box<Program>,
+    ready: impl FnOnce(&Arc<SimPlatform>, &Arc<Kernel>),
+) -> (Arc<Kernel>, ExitStatus) {
+    let platform = SimPlatform::with_program(cpus, program);
     let kernel = Kernel::new(platform.clone(), KernelConfig::default());
+    ready(&platform, &kernel);
     let fs = TmpFs::new(platform as Arc<dyn Platform>, TmpfsOptions::default(), "tmpfs").unwrap();
     let mounts = MountNamespace::new(fs);
     let root = mounts.root().unwrap();
