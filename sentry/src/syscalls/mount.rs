@@ -7,7 +7,7 @@ use linux_raw_sys::general as raw;
 use super::args::{Bits, Fd, PathArg};
 use super::place;
 use super::table::Row;
-use crate::fs::tmpfs::{TmpFs, TmpfsOptions};
+use crate::fs::kinds::new_file_system;
 use crate::ns::user::Caps;
 use crate::row;
 use crate::task::Task;
@@ -18,7 +18,7 @@ use crate::{Errno, Result};
 pub const ROWS: &[Row] = &[
     row!(155, pivot_root(new_root: PathArg, put_old: PathArg), fast pivot_root, Full),
     row!(165, mount(source: PathArg, target: PathArg, fstype: UserAddr, flags: Bits, data: UserAddr), fast mount,
-        Partial, "tmpfs, what the sandbox has mounted already, bind and move; no shared propagation"),
+        Partial, "proc, sysfs, tmpfs, devpts, devtmpfs, bind and move; no shared propagation"),
     row!(166, umount2(target: PathArg, flags: Bits), fast umount2, Partial, "no MNT_EXPIRE"),
     row!(303, name_to_handle_at(dirfd: Fd, path: PathArg, handle: UserAddr, mount_id: UserAddr, flags: Bits),
         fast name_to_handle_at, Partial, "no file system here exports handles: EOPNOTSUPP"),
@@ -97,54 +97,15 @@ fn mount(
     }
     let fstype = fstype.ok_or(Errno::EINVAL)?;
     let source = source.unwrap_or_else(|| b"none".to_vec());
-    if fstype == b"tmpfs" || fstype == b"ramfs" {
-        let options = tmpfs_options(&task.credentials(), &data)?;
-        let fs = TmpFs::new(task.kernel().platform.clone(), options, "tmpfs")?;
+    // One instance serves all mounts of these; /proc belongs to the caller's PID namespace.
+    let shared = [&b"sysfs"[..], b"devpts", b"devtmpfs"].contains(&fstype.as_slice());
+    let Some(sb) = ns.find_fs(&fstype).filter(|_| shared) else {
+        let fs = new_file_system(task, &fstype, &data)?;
         ns.attach_fs(&at, fs, source, wanted)?;
         return Ok(0);
-    }
-    let sharable = [&b"proc"[..], b"sysfs", b"devpts", b"devtmpfs"].contains(&fstype.as_slice());
-    let sb = ns.find_fs(&fstype).filter(|_| sharable).ok_or(Errno::ENODEV)?;
+    };
     ns.attach_sb(&at, &sb, source, wanted)?;
     Ok(0)
-}
-
-fn number(text: &[u8], radix: u32) -> Result<u64> {
-    let text = std::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
-    u64::from_str_radix(text, radix).map_err(|_| Errno::EINVAL)
-}
-
-/// A number with a k, m, g suffix, in bytes.
-fn size(text: &[u8]) -> Result<u64> {
-    let (digits, shift) = match text.split_last() {
-        Some((b'k' | b'K', rest)) => (rest, 10),
-        Some((b'm' | b'M', rest)) => (rest, 20),
-        Some((b'g' | b'G', rest)) => (rest, 30),
-        Some((b't' | b'T', rest)) => (rest, 40),
-        _ => (text, 0),
-    };
-    number(digits, 10)?.checked_mul(1 << shift).ok_or(Errno::EINVAL)
-}
-
-/// Mount options of tmpfs(5).
-fn tmpfs_options(credentials: &crate::ns::user::Credentials, data: &[u8]) -> Result<TmpfsOptions> {
-    let mut options = TmpfsOptions { uid: credentials.fsuid, gid: credentials.fsgid, ..TmpfsOptions::default() };
-    for option in data.split(|&b| b == b',').filter(|o| !o.is_empty()) {
-        let mut parts = option.splitn(2, |&b| b == b'=');
-        let (key, value) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-        match key {
-            b"size" if value.last() != Some(&b'%') => options.size = Some(size(value)?).filter(|&n| n > 0),
-            b"nr_blocks" => {
-                options.size = Some(size(value)?.checked_mul(4096).ok_or(Errno::EINVAL)?).filter(|&n| n > 0)
-            }
-            b"nr_inodes" => options.inodes = Some(size(value)?).filter(|&n| n > 0),
-            b"mode" => options.mode = number(value, 8)? as u32 & 0o7777,
-            b"uid" => options.uid = u32::try_from(number(value, 10)?).map_err(|_| Errno::EINVAL)?,
-            b"gid" => options.gid = u32::try_from(number(value, 10)?).map_err(|_| Errno::EINVAL)?,
-            _ => return Err(Errno::EINVAL),
-        }
-    }
-    Ok(options)
 }
 
 const MNT_FORCE: u32 = 1;

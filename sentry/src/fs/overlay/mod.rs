@@ -48,7 +48,7 @@ impl OverlayFs {
         let inodes = platform.memory().limit() / BYTES_PER_INODE;
         let quota = Quota { pages: Bound::new(u64::MAX / PAGE_SIZE), inodes: Bound::new(inodes) };
         let upper = TmpShared::new(platform, st.dev, quota, FIRST_INO);
-        let root = Node::root(&upper, lower.root_inode().clone(), (st.dev, st.ino));
+        let root = Node::root(&upper, lower.root_inode().clone(), &st);
         Ok(Arc::new(OverlayFs { upper, root }))
     }
 }

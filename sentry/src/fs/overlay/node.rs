@@ -45,6 +45,9 @@ pub struct Node {
     me: Weak<Node>,
     pub(super) shared: Arc<TmpShared>,
     kind: InodeKind,
+    /// Permission bits and owner of the host's directory when it was looked up, for path walks: a host that changes them
+    /// under a running sandbox is seen by stat(2), and by walks once the dentry is dropped.
+    walk: (u32, u32, u32),
     /// (st_dev, st_ino), constant.
     pub(super) id: (u64, u64),
     pub(super) lower: Option<Arc<HostInode>>,
@@ -66,12 +69,14 @@ impl Node {
         lower: Option<Arc<HostInode>>,
         upper: Option<Arc<TmpInode>>,
         link: Option<(Arc<Node>, Name)>,
+        walk: (u32, u32, u32),
     ) -> Arc<Node> {
         let names = (kind == InodeKind::Directory).then(|| Mutex::new(Rank::Inode, Names::default()));
         Arc::new_cyclic(|me| Node {
             me: me.clone(),
             shared: shared.clone(),
             kind,
+            walk,
             id,
             lower,
             upper: upper.map_or_else(OnceLock::new, OnceLock::from),
@@ -83,15 +88,16 @@ impl Node {
         })
     }
 
-    pub(super) fn root(shared: &Arc<TmpShared>, lower: Arc<HostInode>, id: (u64, u64)) -> Arc<Node> {
-        Self::make(shared, InodeKind::Directory, id, Some(lower), None, None)
+    pub(super) fn root(shared: &Arc<TmpShared>, lower: Arc<HostInode>, st: &Stat) -> Arc<Node> {
+        let walk = (st.mode & 0o7777, st.uid, st.gid);
+        Self::make(shared, InodeKind::Directory, (st.dev, st.ino), Some(lower), None, None, walk)
     }
 
     /// A node with nothing below.
     fn fresh(&self, what: Create<'_>, mode: u32, uid: u32, gid: u32) -> Result<Arc<Node>> {
         let upper = TmpInode::new(&self.shared, what, mode, uid, gid)?;
         let id = (self.shared.dev, upper.ino());
-        Ok(Self::make(&self.shared, upper.kind(), id, None, Some(upper), None))
+        Ok(Self::make(&self.shared, upper.kind(), id, None, Some(upper), None, (0, 0, 0)))
     }
 
     pub(super) fn arc(&self) -> Result<Arc<Node>> {
@@ -205,7 +211,8 @@ impl Node {
         }
         let name: Name = name.into();
         let link = (self.arc()?, name.clone());
-        let node = Self::make(&self.shared, child.kind(), (st.dev, st.ino), Some(child), None, Some(link));
+        let walk = (st.mode & 0o7777, st.uid, st.gid);
+        let node = Self::make(&self.shared, child.kind(), (st.dev, st.ino), Some(child), None, Some(link), walk);
         if names.live.len() >= 64 && names.live.len().is_power_of_two() {
             names.live.retain(|_, n| n.strong_count() > 0);
         }
@@ -321,6 +328,18 @@ impl Inode for Node {
             st.blocks = st.blocks.max(st.size.unsigned_abs().div_ceil(4096).saturating_mul(8) as i64);
         }
         Ok(st)
+    }
+
+    fn access_attr(&self) -> Result<(u32, u32, u32)> {
+        if let Some(upper) = self.upper.get() {
+            let attr = upper.attr();
+            return Ok((attr.mode, attr.uid, attr.gid));
+        }
+        if self.is_dir() {
+            return Ok(self.walk);
+        }
+        let st = self.stat()?;
+        Ok((st.mode & 0o7777, st.uid, st.gid))
     }
 
     fn set_attr(&self, change: &AttrChange) -> Result<()> {

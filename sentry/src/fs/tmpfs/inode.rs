@@ -253,6 +253,11 @@ impl Inode for TmpInode {
         Ok(self.stat_as(self.shared.dev, self.ino))
     }
 
+    fn access_attr(&self) -> Result<(u32, u32, u32)> {
+        let attr = self.attr();
+        Ok((attr.mode, attr.uid, attr.gid))
+    }
+
     fn set_attr(&self, change: &AttrChange) -> Result<()> {
         if let Some(size) = change.size {
             self.data()
