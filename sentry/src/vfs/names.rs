@@ -253,6 +253,18 @@ pub fn rename(
     names.run()
 }
 
+/// Whether both are names of one inode; a file system may show links as objects of their own.
+fn same_inode(a: &Arc<Dentry>, b: &Arc<Dentry>) -> Result<bool> {
+    if Arc::ptr_eq(a, b) || Arc::ptr_eq(a.inode(), b.inode()) {
+        return Ok(true);
+    }
+    if a.is_dir() || b.is_dir() {
+        return Ok(false);
+    }
+    let (a, b) = (a.inode().stat()?, b.inode().stat()?);
+    Ok(a.nlink > 1 && (a.dev, a.ino) == (b.dev, b.ino))
+}
+
 impl Rename<'_> {
     fn run(&self) -> Result<()> {
         let Rename { cx, from, to, .. } = self;
@@ -281,7 +293,9 @@ impl Rename<'_> {
         if new.as_ref().is_some_and(|n| n.is_ancestor_of(&from.dentry)) {
             return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
         }
-        if new.as_ref().is_some_and(|n| Arc::ptr_eq(n, &old) || Arc::ptr_eq(n.inode(), old.inode())) {
+        if let Some(new) = &new
+            && same_inode(new, &old)?
+        {
             return Ok(());
         }
         may_delete(&cx.credentials, from, &old, old.is_dir())?;
