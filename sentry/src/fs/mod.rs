@@ -4,6 +4,7 @@ pub mod dev;
 pub mod epoll;
 pub mod eventfd;
 pub mod host;
+pub mod inotify;
 pub mod kinds;
 pub mod overlay;
 pub mod pipe;

@@ -11,7 +11,7 @@ use super::table::Row;
 use crate::row;
 use crate::task::Task;
 use crate::vfs::attr::{self, SetTime, Target};
-use crate::vfs::{InodeKind, LookupFlags, path};
+use crate::vfs::{InodeKind, LookupFlags, notify, path};
 use crate::{Errno, Result};
 
 /// Rows of this area.
@@ -213,6 +213,7 @@ fn ftruncate(task: &Arc<Task>, fd: Fd, length: i64) -> Result<u64> {
     }
     attr::drop_privileges(&task.credentials(), &file)?;
     check_growth(task, len, stat.size, || file.ops().truncate(len))?;
+    notify::file_used(&file, raw::IN_MODIFY);
     Ok(0)
 }
 
@@ -251,5 +252,6 @@ fn fallocate(task: &Arc<Task>, fd: Fd, mode: Bits, offset: i64, len: i64) -> Res
     } else {
         allocate()?;
     }
+    notify::file_used(&file, raw::IN_MODIFY);
     Ok(0)
 }

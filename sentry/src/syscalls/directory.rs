@@ -12,7 +12,7 @@ use crate::ns::user::Caps;
 use crate::row;
 use crate::task::Task;
 use crate::vfs::attr::{Access, permission};
-use crate::vfs::{DirSink, InodeKind, LookupFlags, PathRef, names, path};
+use crate::vfs::{DirSink, InodeKind, LookupFlags, PathRef, names, notify, path};
 use crate::{Errno, Result};
 
 /// Rows of this area.
@@ -106,6 +106,8 @@ fn read_dir(task: &Arc<Task>, fd: Fd, dirp: UserAddr, count: u32, old: bool) -> 
     }
     task.space()?.write_bytes(dirp, &sink.out)?;
     *pos = next;
+    drop(pos);
+    notify::accessed(&file, 0);
     Ok(sink.out.len() as u64)
 }
 

@@ -14,7 +14,7 @@ use crate::row;
 use crate::signal::{Sender, Signal, code, info, send_to_task};
 use crate::task::Task;
 use crate::task::limits::Resource;
-use crate::vfs::{File, InodeKind, OpenFlags};
+use crate::vfs::{File, InodeKind, OpenFlags, notify};
 use crate::{Errno, Result};
 
 /// Rows of this area.
@@ -156,16 +156,18 @@ pub fn read_at(task: &Task, file: &File, dst: &mut IoDest<'_>, pos: Option<u64>)
         return Err(Errno::EISDIR);
     }
     let ops = file.ops();
-    match pos {
-        Some(pos) => ops.read_as(file, task, dst, pos),
+    let n = match pos {
+        Some(pos) => ops.read_as(file, task, dst, pos)?,
         None if ops.seekable() => {
             let mut at = file.position();
             let n = ops.read_as(file, task, dst, *at)?;
             *at = at.saturating_add(n as u64);
-            Ok(n)
+            n
         }
-        None => ops.read_as(file, task, dst, 0),
-    }
+        None => ops.read_as(file, task, dst, 0)?,
+    };
+    notify::accessed(file, n);
+    Ok(n)
 }
 
 fn read_once(task: &Task, io: &Io) -> Result<usize> {
@@ -267,7 +269,9 @@ pub fn write_at<'s, S: AsMut<IoSource<'s>>>(
 ) -> Result<usize> {
     let ops = file.ops();
     if !ops.seekable() {
-        return ops.write_as(file, &**task, source(len)?.as_mut(), pos.unwrap_or(0));
+        let n = ops.write_as(file, &**task, source(len)?.as_mut(), pos.unwrap_or(0))?;
+        notify::file_used(file, raw::IN_MODIFY);
+        return Ok(n);
     }
     crate::vfs::attr::drop_privileges(&task.credentials(), file)?;
     let own_append = file.flags().contains(OpenFlags::APPEND);
@@ -280,6 +284,10 @@ pub fn write_at<'s, S: AsMut<IoSource<'s>>>(
         && (n > 0 || !appends)
     {
         *at = if own_append { ops.append_position(file)? } else { start.saturating_add(n as u64) };
+    }
+    drop(at);
+    if n > 0 {
+        notify::file_used(file, raw::IN_MODIFY);
     }
     Ok(n)
 }

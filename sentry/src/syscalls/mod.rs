@@ -9,6 +9,7 @@ pub mod fcntl;
 pub mod file;
 pub mod futex;
 pub mod ids;
+pub mod inotify;
 pub mod io;
 pub mod limits;
 pub mod memfd;

@@ -135,6 +135,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::signal::ROWS,
     super::directory::ROWS,
     super::file::ROWS,
+    super::inotify::ROWS,
     super::io::ROWS,
     super::mount::ROWS,
     super::sync::ROWS,

@@ -6,7 +6,7 @@ use guest_abi::types::{Stat, Timespec};
 use super::inode::{Inode, InodeKind};
 use super::mount::MountFlags;
 use super::path::Lookup;
-use super::{File, PathRef};
+use super::{File, PathRef, notify};
 use crate::ns::user::{Caps, Credentials};
 use crate::platform::host::AttrChange;
 use crate::{Errno, Result};
@@ -95,10 +95,20 @@ impl Target<'_> {
     }
 
     fn set(&self, change: &AttrChange) -> Result<()> {
-        match self {
-            Target::Path(p) => p.inode().set_attr(change),
-            Target::File(f) => f.set_attr(change),
+        let dentry = match self {
+            Target::Path(p) => {
+                p.inode().set_attr(change)?;
+                Some(&p.dentry)
+            }
+            Target::File(f) => {
+                f.set_attr(change)?;
+                f.path().map(|p| &p.dentry)
+            }
+        };
+        if let Some(dentry) = dentry {
+            notify::attributes(dentry, change);
         }
+        Ok(())
     }
 
     fn require_writable(&self) -> Result<()> {
@@ -220,7 +230,7 @@ pub fn truncate(cx: &Lookup<'_>, at: &PathRef, len: u64) -> Result<()> {
     at.mount.require_writable()?;
     permission(&cx.credentials, at.inode(), Access::WRITE)?;
     let mode = drop_privileges_mode(&cx.credentials, Target::Path(at))?;
-    at.inode().set_attr(&AttrChange { size: Some(len), mode, ..AttrChange::default() })
+    Target::Path(at).set(&AttrChange { size: Some(len), mode, ..AttrChange::default() })
 }
 
 /// The mode a write or truncation by `credentials` leaves, None if unchanged.

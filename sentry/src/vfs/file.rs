@@ -353,6 +353,7 @@ impl Drop for File {
             }
         }
         super::lock::release_file(self);
+        super::notify::closed(self);
         let ops = self.ops.clone();
         ops.release(self);
     }

@@ -10,6 +10,7 @@ pub mod inode;
 pub mod lock;
 pub mod mount;
 pub mod names;
+pub mod notify;
 pub mod open;
 pub mod path;
 #[cfg(test)]

@@ -7,7 +7,7 @@ use linux_raw_sys::general as raw;
 use super::attr::{self, Access, S_ISVTX};
 use super::inode::{Create, InodeKind};
 use super::path::{Last, Lookup, LookupFlags, resolve_parent};
-use super::{Dentry, PathRef};
+use super::{Dentry, PathRef, notify};
 use crate::lock::RwLockWriteGuard;
 use crate::ns::user::{Caps, Credentials};
 use crate::{Errno, Result};
@@ -74,6 +74,7 @@ fn create(
     let inode = make(&dir, &name)?;
     let dentry = dir.dentry.adopt(cache, &name, inode);
     drop(guard);
+    notify::child(&dir.dentry, &name, is_dir, raw::IN_CREATE, 0);
     Ok(PathRef { mount: dir.mount.clone(), dentry })
 }
 
@@ -157,6 +158,7 @@ pub fn unlink(cx: &Lookup<'_>, start: Option<&PathRef>, path: &[u8]) -> Result<(
     dir.inode().unlink(&name)?;
     victim.remove(cache);
     drop(guard);
+    notify::removed(&dir.dentry, &name, &victim);
     Ok(())
 }
 
@@ -184,8 +186,12 @@ pub fn rmdir(cx: &Lookup<'_>, start: Option<&PathRef>, path: &[u8]) -> Result<()
         victim.remove(cache);
     }
     drop(guard);
+    notify::removed(&dir.dentry, &name, &victim);
     Ok(())
 }
+
+/// What moved and what was there before; None if both names were of one inode.
+type Renamed = Option<(Arc<Dentry>, Option<Arc<Dentry>>)>;
 
 /// The names of a rename once both directories are locked.
 struct Rename<'a> {
@@ -235,7 +241,14 @@ pub fn rename(
         to_slash,
         flags,
     };
-    let (a, b) = (&from_dir.dentry, &to_dir.dentry);
+    let renamed = run_locked(&names)?;
+    names.tell(renamed);
+    Ok(())
+}
+
+/// Takes the locks that both directories need.
+fn run_locked(names: &Rename<'_>) -> Result<Renamed> {
+    let (a, b) = (&names.from.dentry, &names.to.dentry);
     if !a.inode().cacheable() || !b.inode().cacheable() {
         return names.run();
     }
@@ -243,7 +256,7 @@ pub fn rename(
         let _guard = a.contents().write();
         return names.run();
     }
-    let sb = from_dir.mount.sb().clone();
+    let sb = names.from.mount.sb().clone();
     let _ancestors = sb.rename_lock().lock();
     // An ancestor is locked before what lies below it; others in any order that is always the same.
     let a_first = a.is_ancestor_of(b) || (!b.is_ancestor_of(a) && Arc::as_ptr(a) < Arc::as_ptr(b));
@@ -266,7 +279,7 @@ fn same_inode(a: &Arc<Dentry>, b: &Arc<Dentry>) -> Result<bool> {
 }
 
 impl Rename<'_> {
-    fn run(&self) -> Result<()> {
+    fn run(&self) -> Result<Renamed> {
         let Rename { cx, from, to, .. } = self;
         let cache = from.mount.sb().cache();
         let exchange = self.flags & raw::RENAME_EXCHANGE != 0;
@@ -296,7 +309,7 @@ impl Rename<'_> {
         if let Some(new) = &new
             && same_inode(new, &old)?
         {
-            return Ok(());
+            return Ok(None);
         }
         may_delete(&cx.credentials, from, &old, old.is_dir())?;
         match &new {
@@ -315,7 +328,7 @@ impl Rename<'_> {
         if old.is_mountpoint() || new.as_ref().is_some_and(|n| n.is_mountpoint()) {
             return Err(Errno::EBUSY);
         }
-        let _inner = new.as_ref().filter(|n| n.is_dir() && !exchange).map(|n| lock_contents_nested(n));
+        let inner = new.as_ref().filter(|n| n.is_dir() && !exchange).map(|n| lock_contents_nested(n));
         from.inode().rename(self.from_name, to.inode(), self.to_name, self.flags)?;
         match &new {
             Some(new) if exchange => {
@@ -328,6 +341,21 @@ impl Rename<'_> {
             }
             None => old.moved(&to.dentry, self.to_name),
         }
-        Ok(())
+        drop(inner);
+        Ok(Some((old, new)))
+    }
+
+    /// Tells the watchers, once nothing is locked.
+    fn tell(&self, renamed: Renamed) {
+        let Some((old, new)) = renamed else { return };
+        let (from, to) = (&self.from.dentry, &self.to.dentry);
+        notify::renamed(from, self.from_name, to, self.to_name, &old);
+        match new {
+            Some(new) if self.flags & raw::RENAME_EXCHANGE != 0 => {
+                notify::renamed(to, self.to_name, from, self.from_name, &new);
+            }
+            Some(new) => notify::replaced(&new),
+            None => {}
+        }
     }
 }

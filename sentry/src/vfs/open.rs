@@ -2,11 +2,13 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use linux_raw_sys::general as raw;
+
 use super::attr::{self, Access};
 use super::inode::{Create, InodeKind, OpenResult};
 use super::mount::MountFlags;
 use super::path::{Last, Lookup, LookupFlags, Walk, resolve};
-use super::{Dentry, File, FileOps, OpenFlags, PathRef};
+use super::{Dentry, File, FileOps, OpenFlags, PathRef, notify};
 use crate::platform::host::AttrChange;
 use crate::{Errno, Result};
 
@@ -125,8 +127,11 @@ pub fn open_place(cx: &Lookup<'_>, at: PathRef, flags: OpenFlags, judged: bool) 
     };
     if truncate {
         let mode = attr::drop_privileges_mode(&cx.credentials, attr::Target::Path(&at))?;
-        at.inode().set_attr(&AttrChange { size: Some(0), mode, ..AttrChange::default() })?;
+        let change = AttrChange { size: Some(0), mode, ..AttrChange::default() };
+        at.inode().set_attr(&change)?;
+        notify::attributes(&at.dentry, &change);
     }
+    notify::used(&at.dentry, raw::IN_OPEN);
     Ok(file)
 }
 
@@ -189,7 +194,7 @@ fn open_existing(cx: &Lookup<'_>, at: PathRef, how: &OpenHow) -> Result<Arc<File
 
 fn create_regular(cx: &Lookup<'_>, dir: &PathRef, name: &[u8], mode: u32) -> Result<(Arc<Dentry>, bool)> {
     let cache = dir.mount.sb().cache();
-    let _guard = super::names::lock_contents(&dir.dentry);
+    let guard = super::names::lock_contents(&dir.dentry);
     match dir.dentry.lookup(cache, name, true) {
         Ok(child) => return Ok((child, false)),
         Err(Errno::ENOENT) => {}
@@ -199,7 +204,10 @@ fn create_regular(cx: &Lookup<'_>, dir: &PathRef, name: &[u8], mode: u32) -> Res
     super::names::may_create(cx, dir)?;
     let (mode, uid, gid) = attr::for_new_inode(cx, dir, false, mode)?;
     let inode = dir.inode().create(name, Create::Regular, mode, uid, gid)?;
-    Ok((dir.dentry.adopt(cache, name, inode), true))
+    let dentry = dir.dentry.adopt(cache, name, inode);
+    drop(guard);
+    notify::child(&dir.dentry, name, false, raw::IN_CREATE, 0);
+    Ok((dentry, true))
 }
 
 /// What an O_PATH descriptor can do: nothing but name its place.

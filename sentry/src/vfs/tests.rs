@@ -243,3 +243,41 @@ fn the_cache_is_bounded_and_deep_trees_end() {
     assert_eq!(sb.cache().len(), 0);
     assert!(path::resolve(&w.cx(), None, b"/d/d/d", LookupFlags::empty()).is_ok());
 }
+
+#[test]
+fn watches_hear_of_changes() {
+    use std::sync::Mutex;
+
+    use super::notify::{self, Event, Watch};
+
+    #[derive(Default)]
+    struct Log(Mutex<Vec<(u32, String)>>);
+    impl Watch for Log {
+        fn event(&self, e: &Event<'_>) {
+            let name = String::from_utf8(e.name.unwrap_or_default().to_vec()).unwrap();
+            self.0.lock().unwrap().push((e.mask, name));
+        }
+    }
+
+    let w = World::new();
+    w.mkdir("/d").unwrap();
+    let dir = w.find("/d").unwrap();
+    let log = Arc::new(Log::default());
+    let watch: Arc<dyn Watch> = log.clone();
+    assert!(notify::add(&dir.dentry, watch.clone()));
+    drop(w.open("/d/f", raw::O_CREAT | raw::O_WRONLY).unwrap());
+    w.rename("/d/f", "/d/g", 0).unwrap();
+    names::unlink(&w.cx(), None, b"/d/g").unwrap();
+    notify::remove(&dir.dentry, &watch);
+    w.mkdir("/d/late").unwrap();
+    let got = log.0.lock().unwrap().clone();
+    let want = [
+        (raw::IN_CREATE, "f"),
+        (raw::IN_OPEN, "f"),
+        (raw::IN_CLOSE_WRITE, "f"),
+        (raw::IN_MOVED_FROM, "f"),
+        (raw::IN_MOVED_TO, "g"),
+        (raw::IN_DELETE, "g"),
+    ];
+    assert_eq!(got, want.map(|(m, n)| (m, n.to_string())));
+}
