@@ -2,12 +2,12 @@
 use std::sync::{Arc, OnceLock};
 
 use guest_abi::Errno;
-use sentry::platform::{Exit, Fpu, GuestSpace, Memory, Platform, TscClock, UserContext};
+use sentry::platform::{CpuModel, Exit, Fpu, GuestSpace, Memory, Platform, TscClock, UserContext};
 
 use crate::clock::Clock;
 use crate::entry::TrapMode;
 use crate::fpu::KvmFpu;
-use crate::kvm::{PlatformError, caps};
+use crate::kvm::{PlatformError, caps, model};
 use crate::memory::GuestMemory;
 use crate::page_table::KvmSpace;
 use crate::self_test::{self, SelfTest};
@@ -77,6 +77,10 @@ impl KvmPlatform {
 impl Platform for KvmPlatform {
     fn cpus(&self) -> usize {
         self.pool.len()
+    }
+
+    fn cpu_model(&self) -> CpuModel {
+        model::describe(&self.report.leaves, self.report.tsc_khz.unwrap_or(0), &self.report.host_cpu)
     }
 
     fn memory(&self) -> &dyn Memory {

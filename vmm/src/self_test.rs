@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use guest_abi::Errno;
 use kvm_ioctls::{Kvm, VmFd};
-use sentry::platform::{Exit, GuestSpace, Memory as _, Pte, PteFlags, UserContext};
+use sentry::platform::{Exit, GuestSpace, Memory as _, Platform as _, Pte, PteFlags, UserContext};
 
 use crate::clock;
 use crate::entry::{SUPERVISOR_SYSCALL, SharedPages, TrapMode};
 use crate::fpu::{Format, KvmFpu};
 use crate::kvm::cpuid::GuestCpuid;
+use crate::kvm::model::{LEAVES, Leaf};
 use crate::kvm::{Caps, PlatformError, vm};
 use crate::memory::GuestMemory;
 use crate::page_table::KvmSpace;
+use crate::platform::KvmPlatform;
 use crate::vcpu_pool::guest::Guest;
 use crate::vcpu_pool::{Kick, Machine};
 
@@ -36,6 +38,10 @@ pub struct SelfTest {
     pub xsave_len: usize,
     /// Whether programs may set their FS and GS bases themselves.
     pub fsgsbase: bool,
+    /// CPUID as it is inside the guest.
+    pub leaves: Vec<Leaf>,
+    /// The host's name for its CPU.
+    pub host_cpu: String,
 }
 
 /// Where the test program lies, and the offsets of its parts.
@@ -44,19 +50,36 @@ const TSC: u64 = 0x10;
 const UD2: u64 = 0x30;
 const LOAD: u64 = 0x40;
 const RDFSBASE: u64 = 0x50;
-const CPUID1: u64 = 0x60;
+const CPUID: u64 = 0x60;
+/// A page of the program's: for each leaf EAX and ECX before CPUID, and EAX, EBX, ECX, EDX after it.
+const DATA: u64 = 0x50_0000;
+/// Bytes of one of them.
+const RECORD: usize = 24;
 /// An address that nothing maps.
 const ABSENT: u64 = 0x1234_5678_9000;
 
-fn program() -> [u8; 0x80] {
-    let mut code = [0xcc; 0x80];
+fn program() -> [u8; 0xa0] {
+    let mut code = [0xcc; 0xa0];
     let mut put = |at: u64, bytes: &[u8]| code[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
     put(0, &[0x0f, 0x05]); // syscall
     put(TSC, &[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0, 0x0f, 0x05]); // rdtsc; shl; or; syscall
     put(UD2, &[0x0f, 0x0b]);
     put(LOAD, &[0x8a, 0x07]); // mov (%rdi), %al
     put(RDFSBASE, &[0xf3, 0x48, 0x0f, 0xae, 0xc0, 0x0f, 0x05]); // rdfsbase %rax; syscall
-    put(CPUID1, &[0xb8, 1, 0, 0, 0, 0x0f, 0xa2, 0x0f, 0x05]); // mov $1, %eax; cpuid; syscall
+    #[rustfmt::skip]
+    put(CPUID, &[
+        0x8b, 0x07, // 1: mov (%rdi), %eax
+        0x8b, 0x4f, 0x04, // mov 4(%rdi), %ecx
+        0x0f, 0xa2, // cpuid
+        0x89, 0x47, 0x08, // mov %eax, 8(%rdi)
+        0x89, 0x5f, 0x0c, // mov %ebx, 12(%rdi)
+        0x89, 0x4f, 0x10, // mov %ecx, 16(%rdi)
+        0x89, 0x57, 0x14, // mov %edx, 20(%rdi)
+        0x48, 0x83, 0xc7, 0x18, // add $24, %rdi
+        0x48, 0x39, 0xf7, // cmp %rsi, %rdi
+        0x75, 0xe4, // jne 1b
+        0x0f, 0x05, // syscall
+    ]);
     code
 }
 
@@ -65,6 +88,19 @@ fn nested_paging() -> bool {
     let yes = |path: &str| std::fs::read_to_string(path).is_ok_and(|s| matches!(s.trim(), "Y" | "1"));
     !std::path::Path::new("/sys/module/kvm_pvm").exists()
         && (yes("/sys/module/kvm_intel/parameters/ept") || yes("/sys/module/kvm_amd/parameters/npt"))
+}
+
+/// "model name" of the host.
+fn host_cpu() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|l| l.starts_with("model name"));
+    line.and_then(|l| l.split_once(':')).map_or_else(|| "unknown".into(), |(_, name)| name.trim().into())
+}
+
+fn leaf(record: &[u8]) -> Option<Leaf> {
+    let mut words = record.chunks_exact(4).filter_map(|b| b.try_into().ok()).map(u32::from_le_bytes);
+    let (function, index) = (words.next()?, words.next()?);
+    Some(Leaf { function, index, regs: [words.next()?, words.next()?, words.next()?, words.next()?] })
 }
 
 struct Test<'a> {
@@ -76,8 +112,9 @@ struct Test<'a> {
 }
 
 impl Test<'_> {
-    fn enter(&mut self, rip: u64, rdi: u64) -> (Exit, UserContext) {
-        let mut ctx = UserContext { rip: CODE + rip, rdi, rax: 39, rbx: !1, r8: 8, rsp: 0x5a5a, ..Default::default() };
+    fn enter(&mut self, rip: u64, rdi: u64, rsi: u64) -> (Exit, UserContext) {
+        let mut ctx =
+            UserContext { rip: CODE + rip, rdi, rsi, rax: 39, rbx: !1, r8: 8, rsp: 0x5a5a, ..Default::default() };
         loop {
             let exit = self.guest.enter(self.machine, &self.kick, 0, self.space, &mut ctx, self.fpu);
             // A signal to this thread is no verdict.
@@ -114,10 +151,24 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
     let code = machine.memory.alloc().map_err(no_memory)?;
     machine.memory.write(code, &program()).map_err(no_memory)?;
     space.map(CODE, Pte { pa: code, flags: PteFlags::EXEC | PteFlags::OWNED }).map_err(no_memory)?;
+    let data = machine.memory.alloc().map_err(no_memory)?;
+    let questions: Vec<u8> = LEAVES
+        .iter()
+        .flat_map(|(function, index)| [function.to_le_bytes(), index.to_le_bytes(), [0; 4], [0; 4], [0; 4], [0; 4]])
+        .flatten()
+        .collect();
+    machine.memory.write(data, &questions).map_err(no_memory)?;
+    space.map(DATA, Pte { pa: data, flags: PteFlags::WRITE | PteFlags::OWNED }).map_err(no_memory)?;
     let verdict = test(&mut machine, guest, &space);
-    space.update(CODE, CODE + guest_abi::layout::PAGE_SIZE, &mut |_, _| None);
-    machine.memory.release(&[code]);
+    space.drain(&mut |_, _| {});
+    let mut answers = vec![0; questions.len()];
+    machine.memory.read(data, &mut answers).map_err(no_memory)?;
+    machine.memory.release(&[code, data]);
     let tsc_matches = verdict?;
+    let leaves: Vec<Leaf> = answers.chunks_exact(RECORD).filter_map(leaf).collect();
+    if let Some(l) = leaves.iter().find(|l| l.function == 1) {
+        machine.cpuid.hwcap = l.regs[3];
+    }
 
     let report = SelfTest {
         caps,
@@ -128,6 +179,8 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
         xcr0: machine.cpuid.xcr0,
         xsave_len: format.len(),
         fsgsbase: machine.cpuid.fsgsbase,
+        leaves,
+        host_cpu: host_cpu(),
     };
     Ok((machine, report))
 }
@@ -138,7 +191,7 @@ fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, P
     let mut t = Test { machine, guest, kick: Kick::default(), space, fpu: &fpu };
     let page = t.guest.run_page();
     t.kick.set_run_page(page);
-    match t.enter(0, 0) {
+    match t.enter(0, 0, 0) {
         (Exit::Syscall, _) => {}
         // An instruction fetch by ring 3 from the supervisor's entry.
         (Exit::Exception { vector: 14, error: 0x15, cr2: SUPERVISOR_SYSCALL }, _) => {
@@ -150,36 +203,94 @@ fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, P
         }
         (exit, _) => return failed("SYSCALL", &exit),
     }
-    match t.enter(0, 7) {
+    match t.enter(0, 7, 0) {
         (Exit::Syscall, c)
             if c.rip == CODE + 2 && (c.rcx, c.rax, c.rbx, c.rdi, c.r8, c.rsp) == (c.rip, 39, !1, 7, 8, 0x5a5a) => {}
         (exit, _) => return failed("SYSCALL", &exit),
     }
     let out_advances = t.guest.out_advanced();
     let before = clock::tsc();
-    let tsc_matches = match t.enter(TSC, 0) {
+    let tsc_matches = match t.enter(TSC, 0, 0) {
         (Exit::Syscall, c) => (before..=clock::tsc()).contains(&c.rax),
         (exit, _) => return failed("RDTSC", &exit),
     };
-    match t.enter(UD2, 0) {
+    match t.enter(UD2, 0, 0) {
         (Exit::Exception { vector: 6, .. }, c) if c.rip == CODE + UD2 && c.rsp == 0x5a5a => {}
         (exit, _) => return failed("UD2", &exit),
     }
-    match t.enter(LOAD, ABSENT) {
+    match t.enter(LOAD, ABSENT, 0) {
         (Exit::Exception { vector: 14, error: 4, cr2: ABSENT }, c) if c.rip == CODE + LOAD => {}
         (exit, _) => return failed("a page fault", &exit),
     }
-    let fsgsbase = match t.enter(RDFSBASE, 0) {
+    let fsgsbase = match t.enter(RDFSBASE, 0, 0) {
         (Exit::Syscall, _) => true,
         (Exit::Exception { vector: 6, .. }, _) => false,
         (exit, _) => return failed("RDFSBASE", &exit),
     };
-    let hwcap = match t.enter(CPUID1, 0) {
-        (Exit::Syscall, c) => c.rdx as u32,
+    let end = DATA + (LEAVES.len() * RECORD) as u64;
+    match t.enter(CPUID, DATA, end) {
+        (Exit::Syscall, c) if c.rdi == end => {}
         (exit, _) => return failed("CPUID", &exit),
-    };
+    }
     machine.out_advances = out_advances;
     machine.cpuid.fsgsbase = fsgsbase;
-    machine.cpuid.hwcap = hwcap;
     Ok(tsc_matches)
+}
+
+/// Whether changes to page tables reach the guest as they must: takes a few hundred exits, for `bartizan doctor` on a machine
+/// of its own. The text says what went wrong.
+pub fn coherence(platform: &Arc<KvmPlatform>) -> Result<(), String> {
+    std::thread::scope(|s| {
+        let test = s.spawn(|| {
+            platform.attach_worker(0).map_err(|e| e.to_string())?;
+            change_mappings(platform)
+        });
+        test.join().unwrap_or_else(|_| Err("the test did not end".into()))
+    })
+}
+
+fn change_mappings(platform: &Arc<KvmPlatform>) -> Result<(), String> {
+    let text = |e: Errno| e.to_string();
+    let memory = platform.memory();
+    let pages = [memory.alloc().map_err(text)?, memory.alloc().map_err(text)?, memory.alloc().map_err(text)?];
+    let [code, one, two] = pages;
+    // mov (%rdi), %al; mov %al, (%rdi); syscall
+    memory.write(code, &[0x8a, 0x07, 0x88, 0x07, 0x0f, 0x05]).map_err(text)?;
+    memory.write(one, &[1]).map_err(text)?;
+    memory.write(two, &[2]).map_err(text)?;
+    let space = platform.new_space().map_err(text)?;
+    space.map(CODE, Pte { pa: code, flags: PteFlags::EXEC }).map_err(text)?;
+    let fpu = platform.new_fpu();
+    let touch = || {
+        let mut ctx = UserContext { rip: CODE, rdi: DATA, ..Default::default() };
+        loop {
+            let exit = platform.enter(&*space, &mut ctx, &*fpu);
+            if exit != Exit::Interrupted {
+                return (exit, ctx.rip - CODE, ctx.rax & 0xff);
+            }
+        }
+    };
+    let end = DATA + guest_abi::layout::PAGE_SIZE;
+    let set = |new: Option<Pte>| space.update(DATA, end, &mut |_, _| new);
+    let fault = |error| Exit::Exception { vector: 14, error, cr2: DATA };
+    let writable = |pa| Pte { pa, flags: PteFlags::WRITE };
+    let verdict = (0..20).try_for_each(|_| {
+        space.map(DATA, writable(one)).map_err(text)?;
+        let mut expect = |what: &str, exit, rip, value: Option<u64>| {
+            let got = touch();
+            let right = got.0 == exit && got.1 == rip && value.is_none_or(|v| v == got.2);
+            if right { Ok(()) } else { Err(format!("{what}: {:?} at {:#x}", got.0, got.1)) }
+        };
+        expect("a page that was mapped", Exit::Syscall, 6, Some(1))?;
+        set(Some(writable(two)));
+        expect("a page that was replaced", Exit::Syscall, 6, Some(2))?;
+        set(Some(Pte { pa: two, flags: PteFlags::empty() }));
+        expect("a page that was write-protected", fault(7), 2, Some(2))?;
+        set(None);
+        expect("a page that was unmapped", fault(4), 0, None)
+    });
+    space.drain(&mut |_, _| {});
+    drop(space);
+    memory.release(&pages);
+    verdict
 }

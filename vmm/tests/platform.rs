@@ -698,6 +698,15 @@ fn cpuid_shows_the_sandbox() {
 }
 
 #[test]
+fn doctor_finds_coherence_and_a_processor() {
+    let Some(p) = machine(1) else { return };
+    vmm::self_test::coherence(&p).unwrap();
+    let model = p.cpu_model();
+    println!("{model:?}");
+    assert!(model.flags.contains("sse2") && !model.name.is_empty() && !model.vendor.is_empty());
+}
+
+#[test]
 fn dead_spaces_give_back_their_memory() {
     let Some(p) = machine(1) else { return };
     on_worker(&p, 0, || {

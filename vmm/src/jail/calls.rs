@@ -120,7 +120,8 @@ const KVM_REQUESTS: &[u64] = &[
     0xc008_ae88, // KVM_GET_MSRS
     0x4008_ae89, // KVM_SET_MSRS
     iow::<kvm::kvm_guest_debug>(0x9b),
-    0xaea3, // KVM_GET_TSC_KHZ
+    0xaea3,                            // KVM_GET_TSC_KHZ
+    iow::<kvm::kvm_device_attr>(0xe1), // KVM_SET_DEVICE_ATTR: the TSC offset of a vCPU that is set up again
 ];
 
 fn failed(why: impl ToString) -> JailError {

@@ -149,8 +149,16 @@ impl GuestCpuid {
                 0x8000_0001 => e.ecx &= EXT1_ECX,
                 // Only the invariant TSC.
                 0x8000_0007 => (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, e.edx & 1 << 8),
-                // CLZERO and WBNOINVD stay; the number of cores is the sandbox's.
-                0x8000_0008 => (e.ebx, e.ecx, e.edx) = (e.ebx & (1 | 1 << 9), (cpus32 - 1).min(255), 0),
+                // 48 bits of virtual address, as without LA57. CLZERO and WBNOINVD stay; the number of cores is the sandbox's.
+                0x8000_0008 => {
+                    e.eax = (e.eax & !0xff00) | 48 << 8;
+                    (e.ebx, e.ecx, e.edx) = (e.ebx & (1 | 1 << 9), (cpus32 - 1).min(255), 0);
+                }
+                // The brand string, where KVM passes none on.
+                0x8000_0002..=0x8000_0004 if (e.eax, e.ebx, e.ecx, e.edx) == (0, 0, 0, 0) => {
+                    let host = super::model::host_cpuid(e.function);
+                    [e.eax, e.ebx, e.ecx, e.edx] = host;
+                }
                 0x8000_000a | 0x8000_001b..=0x8000_001f | 0x8000_0020..=0x8fff_ffff => continue,
                 0xc000_0000.. => continue,
                 _ => {}

@@ -2,6 +2,7 @@
 //! system call but those for memory slots; knows nothing of tasks or page tables.
 pub mod caps;
 pub mod cpuid;
+pub mod model;
 pub mod msr;
 pub mod vcpu;
 pub mod vm;
