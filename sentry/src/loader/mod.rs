@@ -1,4 +1,5 @@
 //! Program loading: ELF, `#!` scripts, the initial stack, the vDSO. Owns the image; never the task it goes into.
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use guest_abi::UserAddr;
@@ -23,6 +24,9 @@ pub mod vdso;
 mod vdso_elf;
 
 use vdso::Vdso;
+
+/// personality(2).
+const ADDR_NO_RANDOMIZE: u64 = 0x0004_0000;
 
 /// Interpreters of interpreters followed before ELOOP.
 const MAX_INTERPRETERS: usize = 5;
@@ -61,12 +65,6 @@ pub struct Loaded {
 pub fn load(request: LoadRequest<'_>) -> Result<Loaded> {
     let task = request.task;
     let credentials = task.credentials();
-    let limits = SpaceLimits {
-        address_space: task.limit(Resource::As),
-        data: task.limit(Resource::Data),
-        stack: task.limit(Resource::Stack),
-        memlock: task.limit(Resource::Memlock),
-    };
     let cx = Lookup::new(task.fs().get(), &**task);
     let open = |path: &[u8]| open_exec(&cx, None, path, LookupFlags::FOLLOW);
     load_program(Program {
@@ -76,10 +74,21 @@ pub fn load(request: LoadRequest<'_>) -> Result<Loaded> {
         argv: request.argv,
         envp: request.envp,
         credentials: &credentials,
-        limits,
+        limits: space_limits(task),
+        randomize: task.group().personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE == 0,
         vdso: task.kernel().vdso.as_ref(),
         open: &open,
     })
+}
+
+/// The limits that the memory of `task`'s process obeys now.
+pub fn space_limits(task: &Task) -> SpaceLimits {
+    SpaceLimits {
+        address_space: task.limit(Resource::As),
+        data: task.limit(Resource::Data),
+        stack: task.limit(Resource::Stack),
+        memlock: task.limit(Resource::Memlock),
+    }
 }
 
 /// A program to load, whoever runs it.
@@ -100,6 +109,8 @@ pub struct Program<'a> {
     pub limits: SpaceLimits,
     /// The vDSO to map.
     pub vdso: Option<&'a Vdso>,
+    /// Whether addresses are random (not under ADDR_NO_RANDOMIZE).
+    pub randomize: bool,
     /// Opens interpreters for execution.
     pub open: &'a dyn Fn(&[u8]) -> Result<Arc<File>>,
 }
@@ -136,11 +147,12 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
         None => None,
     };
 
-    let space = AddressSpace::new(program.platform)?;
-    space.set_limits(program.limits);
+    let space = AddressSpace::with_layout(program.platform, program.limits, program.randomize)?;
     let random = |bits: u32| {
         let mut bytes = [0; 8];
-        program.platform.random(&mut bytes);
+        if program.randomize {
+            program.platform.random(&mut bytes);
+        }
         u64::from_le_bytes(bytes) & ((1 << bits) - 1)
     };
     // The stack first: its place is fixed, everything else goes around it.

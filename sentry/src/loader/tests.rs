@@ -112,6 +112,7 @@ impl Disk {
             credentials: &Credentials::new(1000, 100, Vec::new()),
             limits: SpaceLimits::default(),
             vdso: None,
+            randomize: true,
             open: &|path| self.open(path),
         })
     }

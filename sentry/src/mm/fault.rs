@@ -16,8 +16,6 @@ use crate::{Errno, Result};
 /// A fault costs as much as filling some 15 pages, so guesses are cheap: what is filled first, and the most at a time.
 const ANONYMOUS_FIRST: u64 = 4;
 const ANONYMOUS_MOST: u64 = 512;
-/// Smaller mappings are filled page by page: nothing says that they are used in order.
-const ANONYMOUS_LARGE: u64 = 128 << 10;
 /// Pages of a window mapped with the one asked for: entries only, no memory.
 const WINDOW_FIRST: u64 = 128;
 const WINDOW_MOST: u64 = 512;
@@ -29,6 +27,18 @@ const FRAMES_FIRST: u64 = 4;
 const FRAMES_MOST: u64 = 64;
 /// Pages of a stack filled downwards.
 const STACK_PAGES: u64 = 4;
+/// Pages around a write after a fork that are made writable with it if nobody shares them any more, and those that are copied
+/// with it if somebody does.
+const REGAIN_AROUND: u64 = 32;
+const COPY_AROUND: u64 = 4;
+/// Pages written after a fork that are remembered, to be copied at once by the next fork.
+const HOT_MOST: usize = 128;
+/// Pages filled when a mapping is made: its first use would cost more than they do.
+const PREFILL_ANONYMOUS: u64 = 4;
+const PREFILL_STACK_TOP: u64 = 2;
+const PREFILL_COPY: u64 = 8;
+/// With more mappings than this nothing is filled unasked: a program that makes so many may not use them all.
+const PREFILL_VMAS: usize = 1000;
 
 /// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +79,23 @@ struct Site {
     writable: bool,
     ahead: Ahead,
     offset: u64,
+}
+
+/// The aligned block of `pages` pages that holds `page`, as far as the VMA goes.
+fn block_around(page: u64, pages: u64, site: &Site) -> (u64, u64) {
+    let start = page & !(pages * PAGE_SIZE - 1);
+    (start.max(site.start), (start + pages * PAGE_SIZE).min(site.end))
+}
+
+impl State {
+    fn remember_hot(&mut self, page: u64) {
+        if !self.hot.contains(&page) {
+            if self.hot.len() >= HOT_MOST {
+                self.hot.pop_front();
+            }
+            self.hot.push_back(page);
+        }
+    }
 }
 
 impl AddressSpace {
@@ -181,8 +208,8 @@ impl AddressSpace {
         } else if site.flags.intersects(MapFlags::RANDOM | MapFlags::THREAD_STACK) {
             (page, 1)
         } else {
-            let first = if site.end - site.start >= ANONYMOUS_LARGE { ANONYMOUS_FIRST } else { 1 };
-            (page, window_size(&site.ahead, page, first, ANONYMOUS_MOST).min((site.end - page) / PAGE_SIZE))
+            let want = window_size(&site.ahead, page, ANONYMOUS_FIRST, ANONYMOUS_MOST);
+            (page, want.min((site.end - page) / PAGE_SIZE))
         };
         let (first, count) = self.absent_around(page, first, count);
         let mut runs = Vec::new();
@@ -232,24 +259,82 @@ impl AddressSpace {
     /// A write to a present page of a private mapping (or a present page without enough rights).
     fn break_copy(&self, state: &mut State, page: u64, access: Access, site: &Site, old: Pte) -> Result<()> {
         let memory = self.memory();
-        let mut flags = site.entry | PteFlags::OWNED;
-        flags.set(PteFlags::WRITE, site.writable);
         if !access.write {
             // The entry lagged behind the VMA's rights.
             let flags = (old.flags - PteFlags::NONE - PteFlags::EXEC) | site.entry;
             return self.set_entry(page, Pte { pa: old.pa, flags });
         }
-        if is_private_page(old.flags) && memory.references(old.pa) == 1 {
+        let mut flags = site.entry | PteFlags::OWNED;
+        flags.set(PteFlags::WRITE, site.writable);
+        let private = is_private_page(old.flags);
+        if private && memory.references(old.pa) == 1 {
             // A forced write to a mapping without the right leaves the entry as it is: the caller writes to the frame.
-            return self.set_entry(page, Pte { pa: old.pa, flags });
+            self.set_entry(page, Pte { pa: old.pa, flags })?;
+            if site.writable {
+                state.remember_hot(page);
+                self.regain_around(page, site, flags);
+            }
+            return Ok(());
         }
-        let pa = memory.alloc()?;
-        if let Err(e) = memory.copy_page(old.pa, pa) {
-            memory.release(&[pa]);
-            return Err(e);
+        let around = private && site.writable && !site.flags.contains(MapFlags::RANDOM);
+        let (start, end) = if around { block_around(page, COPY_AROUND, site) } else { (page, page + PAGE_SIZE) };
+        if around {
+            state.remember_hot(page);
         }
-        self.replace_entry(state, page, Pte { pa, flags });
-        Ok(())
+        let mut gone = Vec::new();
+        let mut result = Ok(());
+        self.pages.update(start, end, &mut |va, pte| {
+            if va != page && (!is_private_page(pte.flags) || pte.flags.contains(PteFlags::WRITE)) {
+                return Some(pte);
+            }
+            if va != page && memory.references(pte.pa) == 1 {
+                return Some(Pte { pa: pte.pa, flags });
+            }
+            let copy = memory.alloc().and_then(|pa| match memory.copy_page(pte.pa, pa) {
+                Ok(()) => Ok(pa),
+                Err(e) => {
+                    memory.release(&[pa]);
+                    Err(e)
+                }
+            });
+            match copy {
+                Ok(pa) => {
+                    gone.push(pte);
+                    Some(Pte { pa, flags })
+                }
+                Err(e) => {
+                    if va == page {
+                        result = Err(e);
+                    }
+                    Some(pte)
+                }
+            }
+        });
+        let mut frames = Vec::new();
+        for pte in gone {
+            state.count_out(pte.flags);
+            state.count_in(flags, 1);
+            if pte.flags.contains(PteFlags::OWNED) {
+                frames.push(pte.pa);
+            }
+        }
+        memory.release(&frames);
+        result
+    }
+
+    /// Gives the right to write back to pages around one that nobody shares any more: they were written before the fork.
+    fn regain_around(&self, page: u64, site: &Site, flags: PteFlags) {
+        let (start, end) = block_around(page, REGAIN_AROUND, site);
+        let mut va = start;
+        while va < end {
+            if let Some(pte) = self.pages.lookup(va) {
+                let lost = is_private_page(pte.flags) && !pte.flags.contains(PteFlags::WRITE);
+                if lost && self.memory().references(pte.pa) == 1 {
+                    let _ = self.pages.map(va, Pte { pa: pte.pa, flags });
+                }
+            }
+            va += PAGE_SIZE;
+        }
     }
 
     /// Stores more rights to the same frame, or other rights.
@@ -455,6 +540,36 @@ impl AddressSpace {
         }
         self.replace_entry(state, page, Pte { pa, flags });
         Ok(())
+    }
+
+    /// Fills the first pages of a new mapping (or the top of a thread's stack that has just become writable).
+    pub(super) fn prefill(&self, state: &mut State, start: u64, end: u64, fixed: bool) {
+        let memory = self.memory();
+        if state.vmas.len() > PREFILL_VMAS || memory.used() > memory.limit() / 2 {
+            return;
+        }
+        let Some(vma) = state.vmas.find(start) else { return };
+        if !vma.accessible() || vma.shared() || vma.flags.contains(MapFlags::GROWSDOWN) {
+            return;
+        }
+        let pages = (end - start) / PAGE_SIZE;
+        let (at, access, ahead) = match &vma.backing {
+            Backing::Special { .. } => (start, Access::READ, WINDOW_MOST),
+            Backing::Anonymous if !vma.writable() || vma.flags.contains(MapFlags::NORESERVE) => return,
+            Backing::Anonymous if vma.flags.contains(MapFlags::THREAD_STACK) => {
+                for i in 1..=PREFILL_STACK_TOP.min(pages) {
+                    let _ = self.fault_locked(state, end - i * PAGE_SIZE, Access::WRITE);
+                }
+                return;
+            }
+            Backing::Anonymous => (start, Access::WRITE, PREFILL_ANONYMOUS.min(pages)),
+            // The dynamic linker first maps a library as a whole, then its parts over that: the parts stay.
+            Backing::Object { .. } if !fixed => return,
+            Backing::Object { .. } if vma.writable() => (start, Access::WRITE, PREFILL_COPY.min(pages)),
+            Backing::Object { .. } => (start, Access::READ, WINDOW_MOST),
+        };
+        self.remember(state, at, at, ahead.div_ceil(4));
+        let _ = self.fault_locked(state, at, access);
     }
 
     /// Makes `start..end` present (MAP_POPULATE, mlock, MADV_POPULATE_*): for writing where `write` says so, or where it is

@@ -6,7 +6,7 @@ use guest_abi::layout::{PAGE_SIZE, TASK_SIZE};
 use super::AddressSpace;
 use super::space::{MapFlags, SpaceLimits, State, is_private_page};
 use super::vma::Backing;
-use crate::platform::{PhysAddr, PteFlags};
+use crate::platform::{PhysAddr, Pte, PteFlags};
 use crate::{Errno, Result};
 
 /// Consecutive entries of one kind.
@@ -48,12 +48,13 @@ impl AddressSpace {
                 anonymous: 0,
                 object_pages: 0,
                 peak: 0,
+                hot: parent.hot.clone(),
             };
             let child = Self::from_state(self.platform.clone(), state, image)?;
-            let runs = self.share_pages(&mut parent);
+            let (runs, hot) = self.share_pages(&mut parent);
             let failed = {
                 let mut state = child.state.write_nested();
-                let mut failed = false;
+                let mut failed = !self.copy_hot(&child, &mut state, &hot);
                 for run in runs {
                     let stored = if failed { 0 } else { child.pages.map_run(run.va, run.pa, run.pages, run.flags) };
                     state.count_in(run.flags, stored as u64);
@@ -81,9 +82,47 @@ impl AddressSpace {
         Ok(child)
     }
 
-    /// Write-protects private pages and takes one reference to each page that the child gets, in one pass.
-    fn share_pages(&self, state: &mut State) -> Vec<Run> {
+    /// Gives the child copies of the pages that both sides are expected to write, and the parent its right to write them back.
+    /// A fault each on both sides would cost far more than the copy. False if an entry could not be stored.
+    fn copy_hot(&self, child: &AddressSpace, state: &mut State, hot: &[(u64, Pte)]) -> bool {
         let memory = self.memory();
+        let mut fine = true;
+        for &(va, pte) in hot {
+            let copy = memory.alloc().and_then(|pa| match memory.copy_page(pte.pa, pa) {
+                Ok(()) => Ok(pa),
+                Err(e) => {
+                    memory.release(&[pa]);
+                    Err(e)
+                }
+            });
+            let entry = match copy {
+                Ok(pa) => {
+                    // More rights to the same frame: cannot fail where an entry is.
+                    let _ = self.pages.map(va, pte);
+                    Pte { pa, flags: pte.flags }
+                }
+                Err(_) => {
+                    memory.share(pte.pa);
+                    Pte { pa: pte.pa, flags: pte.flags - PteFlags::WRITE }
+                }
+            };
+            if child.pages.map(va, entry).is_ok() {
+                state.count_in(entry.flags, 1);
+            } else {
+                memory.release(&[entry.pa]);
+                fine = false;
+            }
+        }
+        fine
+    }
+
+    /// Write-protects private pages and takes one reference to each page that the child shares, in one pass. Gives what the child
+    /// is to map, and apart from it the entries (with their rights before) of pages to be copied.
+    fn share_pages(&self, state: &mut State) -> (Vec<Run>, Vec<(u64, Pte)>) {
+        let memory = self.memory();
+        let mut hot_pages: Vec<u64> = state.hot.iter().copied().collect();
+        hot_pages.sort_unstable();
+        let mut hot = Vec::new();
         let mut runs: Vec<Run> = Vec::new();
         let mut vmas = state.vmas.iter().peekable();
         self.pages.update(0, TASK_SIZE, &mut |va, pte| {
@@ -95,6 +134,11 @@ impl AddressSpace {
             let mut shared = pte;
             if is_private_page(pte.flags) {
                 shared.flags -= PteFlags::WRITE;
+                if pte.flags.contains(PteFlags::WRITE) && hot_pages.binary_search(&va).is_ok() {
+                    // Protected all the same until it is copied: other threads may be writing.
+                    hot.push((va, pte));
+                    return Some(shared);
+                }
             }
             if pte.flags.contains(PteFlags::OWNED) {
                 memory.share(pte.pa);
@@ -111,6 +155,6 @@ impl AddressSpace {
             }
             Some(shared)
         });
-        runs
+        (runs, hot)
     }
 }

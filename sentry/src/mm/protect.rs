@@ -37,6 +37,14 @@ impl AddressSpace {
                 return Err(Errno::ENOMEM);
             }
             self.protect_range(&mut state, start, good_end, prot);
+            let stack_top = prot.contains(Prot::WRITE)
+                && state
+                    .vmas
+                    .find(start)
+                    .is_some_and(|v| v.flags.contains(MapFlags::THREAD_STACK) && v.end == good_end);
+            if stack_top {
+                self.prefill(&mut state, start, good_end, false);
+            }
         }
         result
     }

@@ -1,7 +1,7 @@
 //! An address space: the tree of VMAs, and the operations of mmap(2) and its family.
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use bitflags::bitflags;
@@ -196,6 +196,8 @@ pub(super) struct State {
     pub object_pages: u64,
     /// The largest number of present pages seen.
     pub peak: u64,
+    /// Pages written soon after a fork: the next fork copies them at once.
+    pub hot: VecDeque<u64>,
 }
 
 impl State {
@@ -268,23 +270,36 @@ pub(super) fn page_ceil(len: u64) -> Option<u64> {
 }
 
 impl AddressSpace {
-    /// An empty address space.
+    /// An empty address space, laid out at random.
     pub fn new(platform: &Arc<dyn Platform>) -> Result<Arc<AddressSpace>> {
+        Self::with_layout(platform, SpaceLimits::default(), true)
+    }
+
+    /// An empty address space with limits. `randomize` is false under ADDR_NO_RANDOMIZE (personality(2)).
+    pub fn with_layout(
+        platform: &Arc<dyn Platform>,
+        limits: SpaceLimits,
+        randomize: bool,
+    ) -> Result<Arc<AddressSpace>> {
         let mut random = [0; 8];
-        platform.random(&mut random);
+        if randomize {
+            platform.random(&mut random);
+        }
         // As mmap_base(): room for the stack to grow, its random offset and its guard; then 28 random bits of pages.
-        let gap = (128 << 20) + (16 << 30) + super::vma::STACK_GUARD;
+        let room = limits.stack.clamp(128 << 20, TASK_SIZE / 6 * 5 - (64 << 30));
+        let gap = (room & PAGE_MASK) + (16 << 30) + super::vma::STACK_GUARD;
         let shift = (u64::from_le_bytes(random) & ((1 << 28) - 1)) * PAGE_SIZE;
         let state = State {
             vmas: VmaTree::default(),
-            limits: SpaceLimits::default(),
-            mmap_base: TASK_SIZE - gap - shift,
+            limits,
+            mmap_base: TASK_SIZE.saturating_sub(gap).saturating_sub(shift).max(TASK_SIZE / 6),
             brk_base: 0,
             brk: 0,
             future: MapFlags::empty(),
             anonymous: 0,
             object_pages: 0,
             peak: 0,
+            hot: VecDeque::new(),
         };
         Self::from_state(platform.clone(), state, ImageInfo::default())
     }
@@ -417,6 +432,9 @@ impl AddressSpace {
             ahead: Ahead::default(),
             name: None,
         });
+        if !flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) {
+            self.prefill(state, addr, addr + len, fixed);
+        }
         Ok((addr, flags))
     }
 
@@ -636,6 +654,7 @@ impl AddressSpace {
                 name: None,
             });
             state.brk = addr;
+            self.prefill(state, old, new, false);
             let fill = flags.contains(MapFlags::LOCKED) && !flags.contains(MapFlags::LOCKED_ONFAULT);
             return (addr, fill.then_some((old, new)));
         }

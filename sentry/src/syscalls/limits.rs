@@ -62,6 +62,11 @@ fn change(task: &Task, target: &Task, which: Resource, new: Rlimit) -> Result<()
         return Err(Errno::EPERM);
     }
     target.group().set_limit(which, new);
+    if matches!(which, Resource::As | Resource::Data | Resource::Stack | Resource::Memlock)
+        && let Ok(space) = target.space()
+    {
+        space.set_limits(crate::loader::space_limits(target));
+    }
     Ok(())
 }
 
