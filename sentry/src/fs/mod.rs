@@ -9,6 +9,7 @@ pub mod kinds;
 pub mod overlay;
 pub mod pipe;
 pub mod proc;
+pub mod pts;
 mod recent;
 pub mod root;
 pub mod signalfd;
@@ -16,6 +17,7 @@ pub mod stdio;
 pub mod sys;
 pub mod timerfd;
 pub mod tmpfs;
+pub mod tty;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

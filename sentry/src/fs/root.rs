@@ -47,6 +47,7 @@ pub fn assemble_root(kernel: &Arc<Kernel>, config: RootConfig) -> Result<Arc<Mou
     builder.mount(b"/proc", proc, b"proc", common | MountFlags::NOEXEC)?;
     builder.mount(b"/sys", SysFs::new(kernel), b"sysfs", common | MountFlags::NOEXEC)?;
     builder.mount(b"/dev", new_dev_fs(platform)?, b"devtmpfs", MountFlags::NOSUID)?;
+    builder.mount(b"/dev/pts", super::pts::DevPts::new(platform.clone()), b"devpts", MountFlags::NOSUID)?;
     builder.mount(b"/dev/shm", TmpFs::new(platform.clone(), TmpfsOptions::default(), "tmpfs")?, b"tmpfs", common)?;
     for path in config.tmpfs {
         builder.mount(&path, TmpFs::new(platform.clone(), TmpfsOptions::default(), "tmpfs")?, b"tmpfs", common)?;

@@ -2,15 +2,20 @@
 //! host stream; never lets a request reach the host that could act on the caller's terminal beyond its settings.
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use guest_abi::UserAddr;
 use guest_abi::types::Stat;
 use linux_raw_sys::ioctl as raw;
 
+use super::tty::termios::lflag;
+use super::tty::{JobControl, TtyDevice};
 use crate::event::{Events, WaitQueue};
+use crate::lock::{Mutex, Rank};
 use crate::mm::{IoDest, IoSource};
 use crate::platform::host::{AttrChange, HostStream};
+use crate::task::Task;
+use crate::task::session::Terminal;
 use crate::vfs::file::Caller;
 use crate::vfs::{File, FileOps, OpenFlags, OpenResult};
 use crate::{Errno, Result};
@@ -51,10 +56,51 @@ fn terminal_request(request: u32) -> Option<Arg> {
     })
 }
 
+/// A terminal of the host that the sandbox was given. All standard streams that are the same terminal share one.
+pub struct HostTerminal {
+    stream: Arc<dyn HostStream>,
+    job: Arc<JobControl>,
+}
+
+/// The host terminals in use, by device number: what makes two streams the same terminal.
+static TERMINALS: Mutex<Vec<(u64, Weak<HostTerminal>)>> = Mutex::new(Rank::Leaf, Vec::new());
+
+impl HostTerminal {
+    fn of(stream: &Arc<dyn HostStream>) -> Arc<HostTerminal> {
+        let rdev = stream.stat().map_or(0, |s| s.rdev);
+        let mut terminals = TERMINALS.lock();
+        terminals.retain(|(_, t)| t.strong_count() > 0);
+        if let Some(known) = terminals.iter().find(|(dev, _)| *dev == rdev).and_then(|(_, t)| t.upgrade()) {
+            return known;
+        }
+        let terminal = Arc::new(HostTerminal { stream: stream.clone(), job: JobControl::new(rdev) });
+        let device: Weak<dyn TtyDevice> = Arc::downgrade(&terminal) as Weak<dyn TtyDevice>;
+        terminal.job.set_terminal(device);
+        terminals.push((rdev, Arc::downgrade(&terminal)));
+        terminal
+    }
+
+    /// Whether TOSTOP is set.
+    fn stops_background_output(&self) -> bool {
+        let mut termios = [0; 36];
+        if self.stream.terminal_request(raw::TCGETS, &mut termios).is_err() {
+            return false;
+        }
+        let lflag = termios.get(12..16).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes);
+        lflag & lflag::TOSTOP != 0
+    }
+}
+
+impl TtyDevice for HostTerminal {
+    fn open_again(self: Arc<Self>, _task: &Task, _flags: OpenFlags) -> Result<OpenResult> {
+        Ok(OpenResult::Ops(StdioFile::new(self.stream.clone())))
+    }
+}
+
 /// A host stream as a file.
 pub struct StdioFile {
     stream: Arc<dyn HostStream>,
-    terminal: bool,
+    terminal: Option<Arc<HostTerminal>>,
     /// Somebody observes reads or writes edge by edge: after a transfer the host is asked again for the next edge.
     polled: AtomicBool,
 }
@@ -62,7 +108,7 @@ pub struct StdioFile {
 impl StdioFile {
     /// The file over `stream`.
     pub fn new(stream: Arc<dyn HostStream>) -> Arc<StdioFile> {
-        let terminal = stream.is_terminal();
+        let terminal = stream.is_terminal().then(|| HostTerminal::of(&stream));
         Arc::new(StdioFile { stream, terminal, polled: AtomicBool::new(false) })
     }
 
@@ -73,7 +119,7 @@ impl StdioFile {
 
     /// Whether it is a terminal.
     pub fn is_terminal(&self) -> bool {
-        self.terminal
+        self.terminal.is_some()
     }
 
     /// After a transfer the next readiness is news for edge-triggered observers.
@@ -139,8 +185,29 @@ impl FileOps for StdioFile {
         Ok(total)
     }
 
+    fn read_as(&self, file: &File, caller: &dyn Caller, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
+        if let (Some(terminal), Some(task)) = (&self.terminal, caller.as_any().downcast_ref::<Task>()) {
+            terminal.job.check_read(task)?;
+        }
+        self.read(file, dst, pos)
+    }
+
+    fn write_as(&self, file: &File, caller: &dyn Caller, src: &mut IoSource<'_>, pos: u64) -> Result<usize> {
+        if let (Some(terminal), Some(task)) = (&self.terminal, caller.as_any().downcast_ref::<Task>())
+            && terminal.job.in_background(task)
+            && terminal.stops_background_output()
+        {
+            terminal.job.check_change(task)?;
+        }
+        self.write(file, src, pos)
+    }
+
     fn writes_fully(&self) -> bool {
         true
+    }
+
+    fn terminal(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(Arc::new(Terminal(self.terminal.as_ref()?.job.clone())))
     }
 
     fn reopen(&self, _caller: &dyn Caller, _flags: OpenFlags) -> Result<OpenResult> {
@@ -169,9 +236,20 @@ impl FileOps for StdioFile {
     }
 
     fn ioctl(&self, _file: &File, caller: &dyn Caller, request: u32, arg: u64) -> Result<u64> {
+        if let (Some(terminal), Some(task)) = (&self.terminal, caller.as_any().downcast_ref::<Task>())
+            && let Some(answer) = terminal.job.ioctl(task, caller, request, arg, false)
+        {
+            return answer;
+        }
         let form = terminal_request(request).ok_or(Errno::ENOTTY)?;
-        if !self.terminal && request != raw::FIONREAD {
-            return Err(Errno::ENOTTY);
+        match &self.terminal {
+            None if request != raw::FIONREAD => return Err(Errno::ENOTTY),
+            Some(terminal) if !matches!(form, Arg::Out(_)) && request != raw::TIOCSWINSZ => {
+                if let Some(task) = caller.as_any().downcast_ref::<Task>() {
+                    terminal.job.check_change(task)?;
+                }
+            }
+            _ => {}
         }
         let addr = UserAddr(arg);
         match form {
@@ -213,7 +291,7 @@ impl FileOps for StdioFile {
         match kind {
             1 => format!("pipe:[{ino}]").into_bytes(),
             12 => format!("socket:[{ino}]").into_bytes(),
-            2 if self.terminal => b"/dev/tty".to_vec(),
+            2 if self.is_terminal() => b"/dev/tty".to_vec(),
             _ => b"/dev/stdio".to_vec(),
         }
     }

@@ -55,6 +55,7 @@ impl Kernel {
         ));
         group.signals.set_unkillable();
         let files = Arc::new(FdTable::default());
+        let opened: Vec<Arc<File>> = config.fds.iter().map(|(_, file)| file.clone()).collect();
         for (fd, file) in config.fds {
             files.replace(fd, file, false, 1 << 20)?;
         }
@@ -87,6 +88,7 @@ impl Kernel {
             drop(s);
             group.task_count.store(1, std::sync::atomic::Ordering::Relaxed);
             session::join(&pg, &group);
+            session::adopt_terminal(pg.session(), &pg, &opened);
             pid.hold_task(&task);
             pid.hold_group(&group);
         }
@@ -96,10 +98,16 @@ impl Kernel {
         Ok(task)
     }
 
-    /// A signal from outside the sandbox for its first process: acts on it as on any process, not as on an init.
+    /// A signal from outside the sandbox for its first process: acts on it as on any process, not as on an init. What a
+    /// terminal causes goes to the foreground process group of the first process's terminal.
     pub fn signal_from_host(&self, number: i32) {
-        if let (Some(init), Some(signal)) = (self.init(), Signal::new(number)) {
-            signal::send::from_host(init, signal);
+        let (Some(init), Some(signal)) = (self.init(), Signal::new(number)) else { return };
+        let by_terminal =
+            matches!(signal, Signal::SIGINT | Signal::SIGQUIT | Signal::SIGTSTP | Signal::SIGWINCH | Signal::SIGHUP);
+        let foreground = init.session().tty().and_then(|tty| tty.foreground());
+        match foreground.filter(|_| by_terminal) {
+            Some(group) => group.members().iter().for_each(|m| signal::send::from_host(m, signal)),
+            None => signal::send::from_host(init, signal),
         }
     }
 }

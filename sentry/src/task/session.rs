@@ -16,9 +16,14 @@ pub trait ControllingTty: Send + Sync + Any {
     /// The session's leader has exited and the session has already let go of the terminal: sends SIGHUP and SIGCONT to the
     /// foreground group and forgets the session.
     fn disassociate(&self, session: &Arc<Session>);
+    /// Makes this the controlling terminal of `session`, with `foreground` in the foreground.
+    fn associate(&self, session: &Arc<Session>, foreground: &Arc<ProcessGroup>);
     /// For downcasts by the terminal code.
     fn as_any(&self) -> &dyn Any;
 }
+
+/// What `FileOps::terminal` of a terminal gives.
+pub struct Terminal(pub Arc<dyn ControllingTty>);
 
 /// A session.
 pub struct Session {
@@ -91,9 +96,6 @@ impl ProcessGroup {
                 return false;
             }
             let Some(parent) = m.parent() else { return false };
-            if parent.parent().is_none() && parent.pid().own() == 1 {
-                return false;
-            }
             let pg = parent.process_group();
             !Arc::ptr_eq(&pg, self) && Arc::ptr_eq(pg.session(), &self.session)
         })
@@ -102,6 +104,14 @@ impl ProcessGroup {
     /// Whether a member is stopped.
     pub fn has_stopped_member(&self) -> bool {
         self.members.lock().values().any(|m| m.is_stopped())
+    }
+}
+
+/// Gives a session whose leader starts with `files` the terminal among them, if there is one.
+pub(super) fn adopt_terminal(session: &Arc<Session>, foreground: &Arc<ProcessGroup>, files: &[Arc<crate::vfs::File>]) {
+    let terminal = files.iter().find_map(|f| f.ops().terminal());
+    if let Some(tty) = terminal.and_then(|t| t.downcast::<Terminal>().ok()) {
+        tty.0.associate(session, foreground);
     }
 }
 

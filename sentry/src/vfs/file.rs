@@ -204,6 +204,10 @@ pub trait FileOps: Send + Sync + Any {
     fn proc_name(&self) -> Vec<u8> {
         b"anon_inode:[unknown]".to_vec()
     }
+    /// The terminal it is, as a `task::session::Terminal`.
+    fn terminal(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
     /// Lines for /proc/PID/fdinfo/N after pos, flags, mnt_id, ino.
     fn fdinfo(&self) -> Vec<u8> {
         Vec::new()

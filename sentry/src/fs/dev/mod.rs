@@ -60,6 +60,10 @@ pub fn open_special(
             ZERO => Ok(OpenResult::Ops(Arc::new(memory::Zero))),
             FULL => Ok(OpenResult::Ops(Arc::new(memory::Full))),
             RANDOM | URANDOM => Ok(OpenResult::Ops(Arc::new(memory::Random::new(platform_of(caller)?)))),
+            TTY => {
+                let task = caller.as_any().downcast_ref::<Task>().ok_or(Errno::ENXIO)?;
+                crate::fs::tty::open_controlling(task, flags)
+            }
             _ => Err(Errno::ENXIO),
         },
         _ => Err(Errno::ENXIO),
