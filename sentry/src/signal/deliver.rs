@@ -18,6 +18,8 @@ use crate::time::Nanos;
 
 /// Bit of a wait(2) status that tells of a core dump.
 const CORE_DUMPED: i32 = 0x80;
+/// Signals acted on before others get a chance to run: a program may have queued a hundred thousand.
+const MAX_ROUNDS: usize = 128;
 /// Length of the SYSCALL instruction.
 const SYSCALL_LEN: u64 = 2;
 
@@ -57,7 +59,7 @@ pub fn fatal_pending(task: &Task) -> bool {
 /// (the task itself) does not hold the context. `Err` is the wait(2) status with which the task is to exit; the group's
 /// exit has been decided by then.
 pub async fn prepare_return(task: &Arc<Task>) -> Result<(), i32> {
-    loop {
+    for _ in 0..MAX_ROUNDS {
         task.interruption.clear();
         if let Some(status) = task.must_exit() {
             return Err(status);
@@ -81,6 +83,9 @@ pub async fn prepare_return(task: &Arc<Task>) -> Result<(), i32> {
             return Err(task.must_exit().unwrap_or(status));
         }
     }
+    // There is more to do; the way into the guest leads back here, past the scheduler.
+    task.interruption.raise();
+    Ok(())
 }
 
 /// The next signal to act on, and how many SIGCONTs the group had seen when it was taken.

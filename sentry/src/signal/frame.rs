@@ -98,7 +98,7 @@ pub(super) fn build(
         uc: UContext {
             flags: UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS | if xsave { UC_FP_XSTATE } else { 0 },
             link: 0,
-            stack: alt.to_abi(ctx.rsp),
+            stack: alt.to_frame(),
             mcontext: SigContext {
                 r8: ctx.r8,
                 r9: ctx.r9,

@@ -69,6 +69,14 @@ impl AltStack {
     }
 }
 
+impl AltStack {
+    /// stack_t as a frame's uc_stack remembers it for rt_sigreturn(2): without saying whether the task runs on it.
+    pub fn to_frame(self) -> SigStack {
+        let mode = if self.size == 0 { SS_DISABLE } else { 0 };
+        SigStack { sp: self.sp, flags: mode | self.flags, pad: 0, size: self.size }
+    }
+}
+
 /// What the last exception of a task was, as its next signal frame shows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TrapState {

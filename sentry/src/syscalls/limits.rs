@@ -67,6 +67,9 @@ fn change(task: &Task, target: &Task, which: Resource, new: Rlimit) -> Result<()
     {
         space.set_limits(crate::loader::space_limits(target));
     }
+    if which == Resource::Cpu {
+        crate::time::cpu::watch_limit(target.group());
+    }
     Ok(())
 }
 

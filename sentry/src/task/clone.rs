@@ -267,6 +267,9 @@ fn build(
     if f & CHILD_SETTID != 0 {
         let _ = space.write(UserPtr::new(r.child_tid), &pid.own());
     }
+    if f & THREAD == 0 {
+        crate::time::cpu::watch_limit(task.group());
+    }
     run::start(&task);
     Ok((task, vfork))
 }

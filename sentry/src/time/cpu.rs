@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use super::Nanos;
-use super::clock::{CpuClock, CpuOwner, CpuPart};
+use super::clock::{CpuClock, CpuOwner, CpuPart, SECOND};
 use super::timer::{Armed, TimerTarget};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
+use crate::signal::{Sender, Signal, info, send_to_group};
+use crate::task::limits::Resource;
 use crate::task::{Task, ThreadGroup};
 
 /// No alarm closer than this, so that many small steps towards a point do not become a storm.
@@ -44,11 +46,25 @@ const DORMANT: u8 = 2;
 pub struct CpuAlarms {
     mode: AtomicU8,
     state: Mutex<State>,
+    /// The alarm for RLIMIT_CPU.
+    limit: Mutex<Option<CpuArmed>>,
 }
 
 impl Default for CpuAlarms {
     fn default() -> Self {
-        CpuAlarms { mode: AtomicU8::new(IDLE), state: Mutex::new(Rank::TimerState, State::default()) }
+        CpuAlarms {
+            mode: AtomicU8::new(IDLE),
+            state: Mutex::new(Rank::TimerState, State::default()),
+            limit: Mutex::new(Rank::Leaf, None),
+        }
+    }
+}
+
+impl CpuAlarms {
+    /// Lets go of the watch on RLIMIT_CPU: the group is gone.
+    pub fn clear(&self) {
+        let old = self.limit.lock().take();
+        drop(old);
     }
 }
 
@@ -129,6 +145,45 @@ pub fn arm(clock: &CpuClock, at: Nanos, target: Arc<dyn TimerTarget>) -> CpuArme
         key
     };
     CpuArmed { group: Arc::downgrade(group), key }
+}
+
+struct LimitWatch(Weak<ThreadGroup>);
+
+impl TimerTarget for LimitWatch {
+    fn fire(&self, _at: Nanos) {
+        let Some(group) = self.0.upgrade() else { return };
+        let limit = group.limit(Resource::Cpu);
+        let used = group.usage().cpu();
+        if limit.max != u64::MAX && used >= limit.max.saturating_mul(SECOND) {
+            group.begin_exit(Signal::SIGKILL.number());
+            return;
+        }
+        if used >= limit.cur.saturating_mul(SECOND) {
+            // A standard signal is marked even at the limit of queued ones.
+            let _ = send_to_group(&group, Signal::SIGXCPU, info::kernel(Signal::SIGXCPU), Sender::Event);
+        }
+        watch_limit(&group);
+    }
+}
+
+/// Watches RLIMIT_CPU: SIGXCPU at the soft limit and every second after it, SIGKILL at the hard one. Call it when the limit has changed and
+/// for a new group.
+pub fn watch_limit(group: &Arc<ThreadGroup>) {
+    let limit = group.limit(Resource::Cpu);
+    if limit.cur == u64::MAX && limit.max == u64::MAX {
+        group.timers.cpu.clear();
+        return;
+    }
+    let used = group.usage().cpu();
+    let second = used / SECOND + 1;
+    let soft = if limit.cur == u64::MAX { u64::MAX } else { limit.cur.max(second) };
+    let at = soft.min(limit.max);
+    let armed = (at != u64::MAX).then(|| {
+        let clock = CpuClock { owner: CpuOwner::Group(group.clone()), part: CpuPart::Sched };
+        arm(&clock, at.saturating_mul(SECOND), Arc::new(LimitWatch(Arc::downgrade(group))))
+    });
+    let old = core::mem::replace(&mut *group.timers.cpu.limit.lock(), armed);
+    drop(old);
 }
 
 /// A task of the group enters the guest: its CPU clocks run from now on. The caller has started the task's clock.

@@ -30,5 +30,6 @@ impl GroupTimers {
     pub fn clear(&self) {
         self.posix.clear();
         self.interval.clear();
+        self.cpu.clear();
     }
 }
