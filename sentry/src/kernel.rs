@@ -136,6 +136,11 @@ impl Kernel {
         self.boot_id
     }
 
+    /// Nanoseconds since the sandbox started: what the guest sees as uptime.
+    pub fn uptime(&self) -> crate::time::Nanos {
+        self.platform.monotonic().saturating_sub(self.started)
+    }
+
     /// Serializes changes of kinship: parents, children, process groups, sessions, zombies.
     pub fn kinship(&self) -> Kinship<'_> {
         self.kinship.lock()

@@ -1,2 +1,6 @@
-//! The `bartizan` command.
-fn main() {}
+//! The `bartizan` command: hands its arguments to [`vmm::cli`].
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    vmm::cli::main(std::env::args_os())
+}

@@ -27,6 +27,7 @@ pub mod signal;
 pub mod socket;
 pub mod stat;
 pub mod sync;
+pub mod system;
 pub mod table;
 pub mod time;
 pub mod transfer;

@@ -128,6 +128,7 @@ macro_rules! row {
 
 /// The areas, each with its rows.
 pub const TABLE_AREAS: &[&[Row]] = &[
+    super::system::ROWS,
     super::epoll::ROWS,
     super::memfd::ROWS,
     super::pipe::ROWS,

@@ -51,3 +51,15 @@ pub fn restrict_files(paths: &Paths) -> Result<(), JailError> {
     }
     rustix::thread::set_no_new_privs(true).map_err(failed)
 }
+
+/// The newest Landlock interface that the host has, or None without Landlock.
+pub fn landlock_abi() -> Option<u32> {
+    let versions = [(6, ABI::V6), (5, ABI::V5), (4, ABI::V4), (3, ABI::V3), (2, ABI::V2), (1, ABI::V1)];
+    versions.into_iter().find_map(|(number, abi)| {
+        let ruleset = Ruleset::default()
+            .set_compatibility(CompatLevel::HardRequirement)
+            .handle_access(AccessFs::from_all(abi))
+            .and_then(Ruleset::create);
+        ruleset.is_ok().then_some(number)
+    })
+}

@@ -42,7 +42,7 @@ pub enum Refusal {
 }
 
 pub use calls::restrict_calls;
-pub use files::restrict_files;
+pub use files::{landlock_abi, restrict_files};
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,93 @@
+//! The options of every subcommand.
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::value;
+
+/// Runs unmodified Linux x86-64 programs in KVM virtual CPUs, with no guest kernel.
+#[derive(Parser, Debug)]
+#[command(name = "bartizan", version, disable_help_subcommand = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Subcommands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run one command in a sandbox; the exit status is the command's.
+    Run(Box<RunOptions>),
+    /// Say what this host's KVM can do, and what is missing.
+    Doctor(DoctorOptions),
+}
+
+/// Form of `--stats`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StatsFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// `bartizan run`.
+#[derive(Args, Debug)]
+pub struct RunOptions {
+    /// Root file system; without it the host's own / is used. Read-only under a discardable in-memory overlay
+    #[arg(long, value_name = "DIR")]
+    pub rootfs: Option<PathBuf>,
+    /// Show a host file or directory at DST, writable unless :ro (may be repeated)
+    #[arg(long, value_name = "SRC:DST[:ro]", value_parser = value::bind)]
+    pub bind: Vec<value::Bind>,
+    /// Mount an empty in-memory file system (may be repeated)
+    #[arg(long, value_name = "DIR", value_parser = value::absolute)]
+    pub tmpfs: Vec<PathBuf>,
+    /// Working directory of the command [default: the caller's, or / with --rootfs]
+    #[arg(long, short = 'w', value_name = "DIR", value_parser = value::absolute)]
+    pub workdir: Option<PathBuf>,
+    /// Set an environment variable, or pass the caller's (may be repeated)
+    #[arg(long, short = 'e', value_name = "K=V", value_parser = value::env)]
+    pub env: Vec<(String, Option<String>)>,
+    /// Run as this user and group [default: the caller's]
+    #[arg(long, short = 'u', value_name = "UID[:GID]", value_parser = value::user)]
+    pub user: Option<value::User>,
+    /// Host name in the sandbox [default: bartizan]
+    #[arg(long, value_name = "NAME", value_parser = value::hostname)]
+    pub hostname: Option<String>,
+    /// Number of CPUs [default: those the caller may use]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=255))]
+    pub cpus: Option<u16>,
+    /// Limit of the sandbox's memory [default: three quarters of the host's]
+    #[arg(long, short = 'm', value_name = "SIZE", value_parser = value::size)]
+    pub memory: Option<u64>,
+    /// Kill everything after this time; the exit status is then 124
+    #[arg(long, value_name = "DUR", value_parser = value::duration)]
+    pub timeout: Option<Duration>,
+    /// Print system calls to standard error: all, the named ones, or all but the named ones (!name,…)
+    #[arg(long, value_name = "FILTER", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub strace: Option<String>,
+    /// Print counters to standard error at the end
+    #[arg(long, value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
+    pub stats: Option<StatsFormat>,
+    /// What bartizan says of itself: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = value::level)]
+    pub log: log::LevelFilter,
+    /// Write log, trace and counters to this file and not to standard error
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// `bartizan doctor`.
+#[derive(Args, Debug)]
+pub struct DoctorOptions {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,82 @@
+//! The report of `--stats`: what the sandbox did, as text or JSON.
+use std::fmt::Write;
+
+use sentry::Kernel;
+use sentry::syscalls::table;
+use sentry::trace::ExitReason;
+use serde::Serialize;
+
+use super::options::StatsFormat;
+
+/// Counters of a finished sandbox.
+#[derive(Serialize)]
+struct Report {
+    exits: Vec<Count>,
+    context_switches: u64,
+    syscalls: Vec<Count>,
+    absent_syscalls: Vec<Count>,
+    page_faults: u64,
+    processes_made: usize,
+    memory_peak_bytes: u64,
+    wall_ns: u64,
+}
+
+#[derive(Serialize)]
+struct Count {
+    name: String,
+    count: u64,
+}
+
+/// The report in the wanted form, with a final newline.
+pub fn report(kernel: &Kernel, format: StatsFormat) -> String {
+    let stats = &kernel.stats;
+    let exits =
+        ExitReason::ALL.iter().map(|&(reason, name)| Count { name: name.to_owned(), count: stats.exits(reason) });
+    let (mut syscalls, mut absent) = (Vec::new(), Vec::new());
+    for (nr, count) in stats.syscalls() {
+        let name = match table::name(nr) {
+            "" if nr == u64::MAX => "beyond_table".to_owned(),
+            "" => format!("syscall_{nr}"),
+            name => name.to_owned(),
+        };
+        if table::row(nr).is_some() { &mut syscalls } else { &mut absent }.push(Count { name, count });
+    }
+    for list in [&mut syscalls, &mut absent] {
+        list.sort_by_key(|c| std::cmp::Reverse(c.count));
+    }
+    let report = Report {
+        exits: exits.filter(|c| c.count > 0).collect(),
+        context_switches: stats.context_switches(),
+        syscalls,
+        absent_syscalls: absent,
+        page_faults: stats.exits(ExitReason::PageFault),
+        processes_made: kernel.fork_count(),
+        memory_peak_bytes: kernel.platform.memory().peak(),
+        wall_ns: kernel.uptime(),
+    };
+    match format {
+        StatsFormat::Json => serde_json::to_string(&report).unwrap_or_default() + "\n",
+        StatsFormat::Text => text(&report),
+    }
+}
+
+fn text(report: &Report) -> String {
+    let mut out = String::new();
+    let mut section = |title: &str, counts: &[Count]| {
+        if !counts.is_empty() {
+            let _ = writeln!(out, "{title}:");
+            for c in counts {
+                let _ = writeln!(out, "  {:>12}  {}", c.count, c.name);
+            }
+        }
+    };
+    section("exits", &report.exits);
+    section("system calls", &report.syscalls);
+    section("absent system calls (ENOSYS)", &report.absent_syscalls);
+    let _ = writeln!(out, "page faults: {}", report.page_faults);
+    let _ = writeln!(out, "context switches: {}", report.context_switches);
+    let _ = writeln!(out, "processes and threads made: {}", report.processes_made);
+    let _ = writeln!(out, "memory peak: {} KiB", report.memory_peak_bytes / 1024);
+    let _ = writeln!(out, "time: {}.{:03} s", report.wall_ns / 1_000_000_000, report.wall_ns / 1_000_000 % 1000);
+    out
+}

@@ -1,0 +1,144 @@
+//! Values of options: sizes, durations, binds, users.
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Bytes: a number with an optional K, M, G or T (powers of 1,024; `KiB`, `MB` and so on are read alike).
+pub fn size(text: &str) -> Result<u64, String> {
+    let (number, unit) = split_number(text)?;
+    let shift = match unit.trim_end_matches("iB").trim_end_matches(['b', 'B']).to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(format!("unknown unit '{unit}' (use K, M, G or T)")),
+    };
+    number.checked_mul(1 << shift).filter(|&n| n > 0).ok_or_else(|| "out of range".to_owned())
+}
+
+/// A duration: a number with ms, s, m or h; seconds without a unit.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = split_number(text)?;
+    let millis = match unit {
+        "ms" => 1,
+        "" | "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(format!("unknown unit '{unit}' (use ms, s, m or h)")),
+    };
+    let millis = number.checked_mul(millis).filter(|&n| n > 0).ok_or_else(|| "out of range".to_owned())?;
+    Ok(Duration::from_millis(millis))
+}
+
+fn split_number(text: &str) -> Result<(u64, &str), String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number = number.parse().map_err(|_| "not a number".to_owned())?;
+    Ok((number, unit))
+}
+
+/// `--bind SRC:DST[:ro]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bind {
+    /// Path on the host.
+    pub source: PathBuf,
+    /// Absolute path in the sandbox.
+    pub target: PathBuf,
+    /// Whether the sandbox may not change it.
+    pub read_only: bool,
+}
+
+/// Parses `SRC:DST[:ro|:rw]`.
+pub fn bind(text: &str) -> Result<Bind, String> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let (source, target, read_only) = match parts.as_slice() {
+        [source, target] | [source, target, "rw"] => (source, target, false),
+        [source, target, "ro"] => (source, target, true),
+        _ => return Err("expected SRC:DST or SRC:DST:ro".to_owned()),
+    };
+    if source.is_empty() || !target.starts_with('/') {
+        return Err("expected SRC:DST with an absolute DST".to_owned());
+    }
+    Ok(Bind { source: source.into(), target: target.into(), read_only })
+}
+
+/// `--user UID[:GID]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// Parses `UID[:GID]`; the group defaults to the same number.
+pub fn user(text: &str) -> Result<User, String> {
+    let id = |part: &str| {
+        part.parse::<u32>().ok().filter(|&n| n != u32::MAX).ok_or_else(|| format!("'{part}' is not a numeric id"))
+    };
+    let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+    Ok(User { uid: id(uid)?, gid: id(gid)? })
+}
+
+/// `--env K=V`, or `K` for the caller's value.
+pub fn env(text: &str) -> Result<(String, Option<String>), String> {
+    match text.split_once('=') {
+        Some(("", _)) => Err("the name is empty".to_owned()),
+        Some((name, value)) => Ok((name.to_owned(), Some(value.to_owned()))),
+        None if text.is_empty() => Err("the name is empty".to_owned()),
+        None => Ok((text.to_owned(), None)),
+    }
+}
+
+/// An absolute path in the sandbox.
+pub fn absolute(text: &str) -> Result<PathBuf, String> {
+    if text.starts_with('/') { Ok(text.into()) } else { Err("the path must be absolute".to_owned()) }
+}
+
+/// A host name: 1 to 64 bytes without NUL.
+pub fn hostname(text: &str) -> Result<String, String> {
+    if (1..=64).contains(&text.len()) { Ok(text.to_owned()) } else { Err("a host name has 1 to 64 bytes".to_owned()) }
+}
+
+/// A log level by name.
+pub fn level(text: &str) -> Result<log::LevelFilter, String> {
+    text.parse().map_err(|_| "use off, error, warn, info, debug or trace".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size("4096"), Ok(4096));
+        assert_eq!(size("2G"), Ok(2 << 30));
+        assert_eq!(size("3MiB"), Ok(3 << 20));
+        assert_eq!(size("1kB"), Ok(1024));
+        for bad in ["", "G", "-1", "1X", "0", "99999999T"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(duration("2h"), Ok(Duration::from_secs(7200)));
+        assert!(duration("0").is_err() && duration("1d").is_err());
+    }
+
+    #[test]
+    fn binds() {
+        assert_eq!(bind("/a:/b:ro"), Ok(Bind { source: "/a".into(), target: "/b".into(), read_only: true }));
+        assert!(!bind("a:/b").unwrap().read_only);
+        assert!(bind("/a").is_err() && bind("/a:b").is_err() && bind("/a:/b:xx").is_err());
+    }
+
+    #[test]
+    fn users() {
+        assert_eq!(user("7"), Ok(User { uid: 7, gid: 7 }));
+        assert_eq!(user("7:8"), Ok(User { uid: 7, gid: 8 }));
+        assert!(user("root").is_err() && user("4294967295").is_err());
+    }
+}

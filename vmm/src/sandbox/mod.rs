@@ -1,0 +1,302 @@
+//! A sandbox from its parts: platform, kernel, file systems, streams, workers, jail, first process. Owns the order in which
+//! they come and go; nothing of what they do.
+mod command;
+mod error;
+mod timeout;
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sentry::Kernel;
+use sentry::fs::stdio::StdioFile;
+use sentry::fs::{Bind, RootConfig, assemble_root};
+use sentry::kernel::KernelConfig;
+use sentry::ns::user::Credentials;
+use sentry::task::init::InitConfig;
+use sentry::time::timer::Armed;
+use sentry::trace::Trace;
+use sentry::vfs::{File, OpenFlags};
+
+pub use error::SandboxError;
+
+use crate::host::stream::{Stream, take_standard};
+use crate::host::tree::DirTree;
+use crate::jail;
+use crate::memory::GuestMemory;
+use crate::platform::{Config, KvmPlatform};
+use crate::reactor::{self, Callbacks, Reactor};
+
+/// A host path to show in the sandbox.
+pub struct BindSource {
+    /// Directory or file on the host.
+    pub source: PathBuf,
+    /// Absolute path in the sandbox.
+    pub target: Vec<u8>,
+    /// Whether the sandbox may not write.
+    pub read_only: bool,
+}
+
+/// What a sandbox is made of.
+pub struct SandboxConfig {
+    /// Root file system on the host, shown read-only under a discardable layer.
+    pub root: PathBuf,
+    /// Further host paths.
+    pub binds: Vec<BindSource>,
+    /// Absolute paths of empty in-memory file systems.
+    pub tmpfs: Vec<Vec<u8>>,
+    /// Working directory.
+    pub workdir: Vec<u8>,
+    /// Whether a missing working directory is an error; otherwise `/` stands in.
+    pub workdir_must_exist: bool,
+    /// `K=V` strings.
+    pub env: Vec<Vec<u8>>,
+    /// User and group; the caller's by default.
+    pub user: Option<(u32, u32)>,
+    /// Host name.
+    pub hostname: Vec<u8>,
+    /// Workers.
+    pub cpus: usize,
+    /// Limit of memory, bytes.
+    pub memory: Option<u64>,
+    /// Life span.
+    pub timeout: Option<Duration>,
+    /// System call trace.
+    pub trace: Option<Trace>,
+    /// What a host system call that the jail does not allow does.
+    pub refusal: jail::Refusal,
+    /// Command and arguments, not empty.
+    pub argv: Vec<Vec<u8>>,
+}
+
+/// How the command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It exited.
+    Exited(u8),
+    /// A signal killed it.
+    Killed(u8),
+    /// Its time was up.
+    TimedOut,
+}
+
+/// A running sandbox.
+pub struct Sandbox {
+    kernel: Arc<Kernel>,
+    reactor: Arc<Reactor>,
+    workers: Vec<JoinHandle<()>>,
+    timed_out: Arc<AtomicBool>,
+    _timeout: Option<Armed>,
+}
+
+/// Bytes of a worker's stack: system calls nest a few levels deep, never by what a guest says.
+const WORKER_STACK: usize = 1 << 20;
+
+/// Signals of the caller that reach the guest.
+const FORWARDED: &[i32] = &[
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGWINCH,
+    libc::SIGTSTP,
+    libc::SIGCONT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+];
+
+impl Sandbox {
+    /// Builds everything and starts the command. When this returns an error nothing is left behind.
+    pub fn start(config: SandboxConfig) -> Result<Sandbox, SandboxError> {
+        reactor::block(FORWARDED);
+        let reactor = Reactor::new().map_err(|e| SandboxError::host("make the reactor", &e))?;
+        let memory_limit = config.memory.unwrap_or_else(default_memory);
+        let platform = KvmPlatform::new(Config { cpus: config.cpus, memory_limit })?;
+        let clock = reactor.clone();
+        platform.set_deadline_sink(Box::new(move |at| clock.set_deadline(at)));
+
+        let memory = platform.guest_memory().clone();
+        let mut readable: Vec<PathBuf> = vec![config.root.clone()];
+        let mut writable: Vec<PathBuf> = Vec::new();
+        let root = DirTree::open(&config.root, false, memory.clone()).map_err(|e| SandboxError::Source {
+            what: "root file system",
+            path: config.root.clone(),
+            errno: e,
+        })?;
+        let mut binds = Vec::new();
+        for bind in &config.binds {
+            if bind.read_only { &mut readable } else { &mut writable }.push(bind.source.clone());
+            binds.push(open_bind(bind, &memory)?);
+        }
+
+        let kernel_config = KernelConfig { hostname: config.hostname.clone(), ..KernelConfig::default() };
+        let kernel = Kernel::new(platform.clone(), kernel_config);
+        if let Some(trace) = config.trace {
+            let _ = kernel.trace.set(trace);
+        }
+        let mounts = assemble_root(&kernel, RootConfig { tree: root, binds, tmpfs: config.tmpfs.clone() })
+            .map_err(|e| SandboxError::Mount { errno: e })?;
+        let files = standard_streams(&reactor, &memory)?;
+
+        let (uid, gid) =
+            config.user.unwrap_or_else(|| (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()));
+        let credentials = Credentials::new(uid, gid, Vec::new());
+        let init = InitConfig {
+            argv: config.argv,
+            envp: config.env,
+            credentials,
+            fs: command::places(&mounts, &config.workdir, config.workdir_must_exist)?,
+            fds: files,
+            limits: None,
+        };
+
+        let timed_out = Arc::new(AtomicBool::new(false));
+        let callbacks = {
+            let (deadline, signal) = (Arc::downgrade(&kernel), Arc::downgrade(&kernel));
+            Callbacks {
+                deadline: Box::new(move || {
+                    if let Some(kernel) = deadline.upgrade() {
+                        kernel.on_deadline();
+                    }
+                }),
+                signal: Box::new(move |number| {
+                    if let Some(kernel) = signal.upgrade() {
+                        forward(&kernel, number);
+                    }
+                }),
+            }
+        };
+        // Threads started from here on are under the same restriction.
+        jail::restrict_files(&jail::Paths { readable, writable }).map_err(|e| SandboxError::Jail(e.to_string()))?;
+        reactor.start(FORWARDED, callbacks).map_err(|e| SandboxError::host("start the reactor thread", &e))?;
+        let workers = start_workers(&kernel, &platform, config.cpus)?;
+        let mut sandbox = Sandbox { kernel: kernel.clone(), reactor, workers, timed_out, _timeout: None };
+        let started = jail::restrict_calls(config.refusal)
+            .map_err(|e| SandboxError::Jail(e.to_string()))
+            .and_then(|()| command::spawn(&kernel, init));
+        if let Err(error) = started {
+            sandbox.stop();
+            return Err(error);
+        }
+        if let Some(span) = config.timeout {
+            sandbox._timeout = Some(timeout::arm(&kernel, span, &sandbox.timed_out));
+        }
+        Ok(sandbox)
+    }
+
+    /// The kernel, for reports.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// Waits for the command and everything it started.
+    pub fn wait(&self) -> Outcome {
+        let status = self.kernel.wait_exit();
+        match (status.code(), status.signal()) {
+            _ if self.timed_out.load(Ordering::SeqCst) => Outcome::TimedOut,
+            (_, Some(signal)) => Outcome::Killed(signal),
+            (code, None) => Outcome::Exited(code.unwrap_or(0)),
+        }
+    }
+
+    fn stop(&mut self) {
+        self.kernel.shutdown();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+        self.reactor.stop();
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Starts the workers and waits until each has its vCPU, which the jail lets nobody make later.
+fn start_workers(
+    kernel: &Arc<Kernel>,
+    platform: &Arc<KvmPlatform>,
+    cpus: usize,
+) -> Result<Vec<JoinHandle<()>>, SandboxError> {
+    let (report, attached) = mpsc::channel();
+    let mut workers = Vec::with_capacity(cpus);
+    let mut result = Ok(());
+    for cpu in 0..cpus {
+        let (kernel, platform, report) = (kernel.clone(), platform.clone(), report.clone());
+        let worker = move || {
+            let attached = platform.attach_worker(cpu);
+            let ready = attached.is_ok();
+            let _ = report.send(attached);
+            if ready {
+                sentry::kernel::worker_main(&kernel, cpu);
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("worker-{cpu}")).stack_size(WORKER_STACK).spawn(worker);
+        match thread {
+            Ok(thread) => workers.push(thread),
+            Err(e) => result = Err(SandboxError::host("start a worker thread", &e)),
+        }
+    }
+    drop(report);
+    for outcome in attached {
+        if let Err(e) = outcome {
+            result = Err(e.into());
+        }
+    }
+    if let Err(error) = result {
+        kernel.shutdown();
+        for worker in workers {
+            let _ = worker.join();
+        }
+        return Err(error);
+    }
+    Ok(workers)
+}
+
+fn open_bind(bind: &BindSource, memory: &Arc<GuestMemory>) -> Result<Bind, SandboxError> {
+    let refused = |errno| SandboxError::Source { what: "bind source", path: bind.source.clone(), errno };
+    let source = bind.source.canonicalize().map_err(|e| refused(error::errno_of(&e)))?;
+    let (dir, file): (&Path, Vec<u8>) = if source.is_dir() {
+        (&source, Vec::new())
+    } else {
+        let name = source.file_name().map(|n| std::os::unix::ffi::OsStrExt::as_bytes(n).to_vec()).unwrap_or_default();
+        (source.parent().unwrap_or(Path::new("/")), name)
+    };
+    let tree = DirTree::open(dir, !bind.read_only, memory.clone()).map_err(refused)?;
+    Ok(Bind { tree, file, at: bind.target.clone(), read_only: bind.read_only })
+}
+
+fn standard_streams(reactor: &Arc<Reactor>, memory: &Arc<GuestMemory>) -> Result<Vec<(i32, Arc<File>)>, SandboxError> {
+    let refused = |e: std::io::Error| SandboxError::host("take over a standard stream", &e);
+    let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
+    let mut files = Vec::new();
+    for (number, fd) in [(0, stdin.as_fd()), (1, stdout.as_fd()), (2, stderr.as_fd())] {
+        // A descriptor that the caller closed stays closed.
+        let Ok(flags) = rustix::fs::fcntl_getfl(fd) else { continue };
+        // Standard error goes on to carry what bartizan itself has to say.
+        let taken = take_standard(fd, number == 2).map_err(refused)?;
+        let stream = Stream::new(taken, reactor, memory.clone())
+            .map_err(|e| refused(std::io::Error::from_raw_os_error(e.raw())))?;
+        files.push((number, StdioFile::open(stream, OpenFlags::from_bits_retain(flags.bits()))));
+    }
+    Ok(files)
+}
+
+/// Three quarters of the host's memory.
+fn default_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) / 4 * 3
+}
+
+/// Hands a signal of the caller to the guest. A terminal stop also stops bartizan itself, so that the caller's shell sees it.
+fn forward(kernel: &Arc<Kernel>, number: i32) {
+    kernel.signal_from_host(number);
+    if number == libc::SIGTSTP {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+    }
+}
