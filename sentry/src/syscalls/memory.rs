@@ -7,6 +7,7 @@ use linux_raw_sys::general as raw;
 
 use super::args::{Bits, Fd};
 use super::table::Row;
+use crate::fs::tmpfs::data::seal;
 use crate::mm::advise::Advice;
 use crate::mm::remap::RemapFlags;
 use crate::mm::{MapFlags, MapRequest, MapSource, Prot};
@@ -142,8 +143,16 @@ fn mmap(task: &Arc<Task>, addr: UserAddr, length: u64, prot: Bits, flags: Bits, 
             if noexec && prot.contains(Prot::EXEC) {
                 return Err(Errno::EPERM);
             }
-            let object = file.ops().mappable()?;
-            MapSource::File { object, offset, file: Some(file), may_write: open.writable() }
+            let sealed = file.ops().seals().is_some_and(|s| s & (seal::WRITE | seal::FUTURE_WRITE) != 0);
+            if sealed && flags.contains(MapFlags::SHARED) && prot.contains(Prot::WRITE) {
+                return Err(Errno::EPERM);
+            }
+            if file.ops().maps_anonymous() {
+                MapSource::Anonymous
+            } else {
+                let object = file.ops().mappable()?;
+                MapSource::File { object, offset, file: Some(file), may_write: open.writable() && !sealed }
+            }
         }
     };
     Ok(space.map(MapRequest { addr, len: length, prot, flags, source })?.0)

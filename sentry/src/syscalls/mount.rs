@@ -97,8 +97,8 @@ fn mount(
     }
     let fstype = fstype.ok_or(Errno::EINVAL)?;
     let source = source.unwrap_or_else(|| b"none".to_vec());
-    // One instance serves all mounts of these; /proc belongs to the caller's PID namespace.
-    let shared = [&b"sysfs"[..], b"devpts", b"devtmpfs"].contains(&fstype.as_slice());
+    // One instance serves all mounts of these; /proc belongs to the caller's PID namespace, a devpts to its mount.
+    let shared = [&b"sysfs"[..], b"devtmpfs"].contains(&fstype.as_slice());
     let Some(sb) = ns.find_fs(&fstype).filter(|_| shared) else {
         let fs = new_file_system(task, &fstype, &data)?;
         ns.attach_fs(&at, fs, source, wanted)?;

@@ -46,10 +46,9 @@ pub fn open_special(
     inode: &dyn Inode,
     rdev: u64,
     caller: &dyn Caller,
-    path: &PathRef,
+    _path: &PathRef,
     flags: OpenFlags,
 ) -> Result<OpenResult> {
-    let _ = path;
     match inode.kind() {
         InodeKind::Fifo => {
             let attachments = inode.attachments().ok_or(Errno::ENXIO)?;
@@ -60,7 +59,7 @@ pub fn open_special(
             ZERO => Ok(OpenResult::Ops(Arc::new(memory::Zero))),
             FULL => Ok(OpenResult::Ops(Arc::new(memory::Full))),
             RANDOM | URANDOM => Ok(OpenResult::Ops(Arc::new(memory::Random::new(platform_of(caller)?)))),
-            TTY => {
+            TTY | CONSOLE => {
                 let task = caller.as_any().downcast_ref::<Task>().ok_or(Errno::ENXIO)?;
                 crate::fs::tty::open_controlling(task, flags)
             }
