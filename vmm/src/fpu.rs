@@ -63,7 +63,7 @@ impl Format {
     }
 
     /// Bytes of an image.
-    pub fn len(&self) -> usize {
+    pub fn image_len(&self) -> usize {
         self.len
     }
 

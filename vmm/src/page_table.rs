@@ -191,26 +191,24 @@ impl KvmSpace {
         }
         let _growth = self.growth.lock();
         let slot = self.slots.get(index(va, 3)).ok_or(Errno::EINVAL)?;
-        let mut table = match pte::target(slot.load(Ordering::Relaxed)) {
-            Some(table) => table,
-            None => {
-                let table = self.memory.alloc_table_page()?;
-                slot.store(pte::table(table), Ordering::Release);
-                for root in self.roots.iter().filter_map(|r| r.get()) {
-                    self.memory.table_write(*root, index(va, 3), pte::table(table));
-                }
-                table
+        let mut table = if let Some(table) = pte::target(slot.load(Ordering::Relaxed)) {
+            table
+        } else {
+            let table = self.memory.alloc_table_page()?;
+            slot.store(pte::table(table), Ordering::Release);
+            for root in self.roots.iter().filter_map(|r| r.get()) {
+                self.memory.table_write(*root, index(va, 3), pte::table(table));
             }
+            table
         };
         for level in [2, 1] {
             let i = index(va, level);
-            table = match pte::target(self.memory.table_read(table, i)) {
-                Some(next) => next,
-                None => {
-                    let next = self.memory.alloc_table_page()?;
-                    self.memory.table_write(table, i, pte::table(next));
-                    next
-                }
+            table = if let Some(next) = pte::target(self.memory.table_read(table, i)) {
+                next
+            } else {
+                let next = self.memory.alloc_table_page()?;
+                self.memory.table_write(table, i, pte::table(next));
+                next
             };
         }
         Ok(table)
@@ -276,11 +274,11 @@ struct Stale {
 
 impl Stale {
     fn push(&mut self, memory: &GuestMemory, pa: PhysAddr) {
-        if let Some(last) = self.ranges.last_mut() {
-            if last.addr.0.checked_add(last.len as u64) == Some(pa.0) {
-                last.len += PAGE_SIZE as usize;
-                return;
-            }
+        if let Some(last) = self.ranges.last_mut()
+            && last.addr.0.checked_add(last.len as u64) == Some(pa.0)
+        {
+            last.len += PAGE_SIZE as usize;
+            return;
         }
         if self.ranges.len() >= ZAP_BATCH {
             self.flush(memory);

@@ -76,7 +76,7 @@ impl KvmPlatform {
 
 impl Platform for KvmPlatform {
     fn cpus(&self) -> usize {
-        self.pool.len()
+        self.pool.cpus()
     }
 
     fn cpu_model(&self) -> CpuModel {
@@ -88,7 +88,7 @@ impl Platform for KvmPlatform {
     }
 
     fn new_space(&self) -> Result<Arc<dyn GuestSpace>, Errno> {
-        Ok(Arc::new(KvmSpace::new(self.pool.machine.memory.clone(), self.pool.len())))
+        Ok(Arc::new(KvmSpace::new(self.pool.machine.memory.clone(), self.pool.cpus())))
     }
 
     fn new_fpu(&self) -> Arc<dyn Fpu> {
@@ -96,7 +96,7 @@ impl Platform for KvmPlatform {
     }
 
     fn xsave_len(&self) -> usize {
-        self.pool.machine.format.len()
+        self.pool.machine.format.image_len()
     }
 
     fn xcr0(&self) -> u64 {
@@ -124,7 +124,7 @@ impl Platform for KvmPlatform {
             membarrier(MembarrierCommand::PrivateExpedited)
         });
         if done.is_err() {
-            for cpu in 0..self.pool.len() {
+            for cpu in 0..self.pool.cpus() {
                 self.pool.kick(cpu);
             }
         }

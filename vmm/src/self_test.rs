@@ -177,7 +177,7 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
         tsc_usable: tsc_matches && clock::host_tsc_is_constant(),
         tsc_khz,
         xcr0: machine.cpuid.xcr0,
-        xsave_len: format.len(),
+        xsave_len: format.image_len(),
         fsgsbase: machine.cpuid.fsgsbase,
         leaves,
         host_cpu: host_cpu(),
@@ -276,7 +276,7 @@ fn change_mappings(platform: &Arc<KvmPlatform>) -> Result<(), String> {
     let writable = |pa| Pte { pa, flags: PteFlags::WRITE };
     let verdict = (0..20).try_for_each(|_| {
         space.map(DATA, writable(one)).map_err(text)?;
-        let mut expect = |what: &str, exit, rip, value: Option<u64>| {
+        let expect = |what: &str, exit, rip, value: Option<u64>| {
             let got = touch();
             let right = got.0 == exit && got.1 == rip && value.is_none_or(|v| v == got.2);
             if right { Ok(()) } else { Err(format!("{what}: {:?} at {:#x}", got.0, got.1)) }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 
-use kvm_bindings::{kvm_device_attr, kvm_regs, kvm_run, kvm_sregs, kvm_xcrs, kvm_xsave};
+use kvm_bindings::{kvm_device_attr, kvm_regs, kvm_run, kvm_sregs, kvm_vcpu_events__bindgen_ty_1, kvm_xcrs, kvm_xsave};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd, VmFd};
 
 use super::PlatformError;
@@ -172,7 +172,7 @@ impl Vcpu {
     /// Drops an exception that waits to be delivered.
     pub fn drop_exception(&self) {
         if let Ok(mut e) = self.fd.get_vcpu_events() {
-            e.exception = Default::default();
+            e.exception = kvm_vcpu_events__bindgen_ty_1::default();
             e.flags = 0;
             let _ = self.fd.set_vcpu_events(&e);
         }

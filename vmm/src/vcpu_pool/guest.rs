@@ -60,6 +60,11 @@ fn sign_extend(va: u64) -> u64 {
     ((va << 16).cast_signed() >> 16).cast_unsigned()
 }
 
+/// The privilege level in a selector.
+fn privilege(selector: u16) -> u16 {
+    selector & 3
+}
+
 fn segment(selector: u16, type_: u8) -> kvm_segment {
     let code = type_ & 8 != 0;
     kvm_segment {
@@ -308,7 +313,7 @@ impl Guest {
         let mut zaps = None;
         loop {
             let exit = self.vcpu.run();
-            let ring0 = self.vcpu.sregs().cs.selector & 3 == 0;
+            let ring0 = privilege(self.vcpu.sregs().cs.selector) == 0;
             match exit {
                 RunExit::Out(port) if port == u16::from(SYSCALL_PORT) => {
                     let regs = self.store(ctx);
@@ -399,7 +404,7 @@ impl Guest {
         ctx.rip = word(frame::RIP);
         ctx.rsp = word(frame::RSP);
         ctx.rflags = user_flags(word(frame::RFLAGS));
-        if word(frame::CS) & 3 == 0 {
+        if privilege(word(frame::CS) as u16) == 0 {
             // A debug trap held back by MOV SS and taken at the first instruction after SYSCALL: the call is what counts.
             if vector == 1 && machine.mode == TrapMode::Ring0 && ctx.rip == SUPERVISOR_SYSCALL {
                 return syscall(ctx);

@@ -94,7 +94,7 @@ impl Pool {
     }
 
     /// Number of CPUs.
-    pub fn len(&self) -> usize {
+    pub fn cpus(&self) -> usize {
         self.cpus.len()
     }
 
