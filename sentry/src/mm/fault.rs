@@ -23,7 +23,7 @@ const WINDOW_MOST: u64 = 512;
 const COPY_FIRST: u64 = 4;
 const COPY_MOST: u64 = 64;
 /// Frames of an object (tmpfs, shared memory) asked for at once.
-const FRAMES_FIRST: u64 = 4;
+const FRAMES_FIRST: u64 = 16;
 const FRAMES_MOST: u64 = 64;
 /// Pages of a stack filled downwards.
 const STACK_PAGES: u64 = 4;

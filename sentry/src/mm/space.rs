@@ -347,20 +347,25 @@ impl AddressSpace {
             return Err(Errno::EINVAL);
         }
         let len = page_ceil(request.len).filter(|&l| l <= TASK_SIZE).ok_or(Errno::ENOMEM)?;
-        let shared_zero = request.flags.contains(MapFlags::SHARED) && matches!(request.source, MapSource::Anonymous);
-        let source = if shared_zero {
-            let object = SharedAnonymous::new(self.platform.clone(), len);
-            MapSource::File { object, offset: 0, file: None, may_write: true }
-        } else {
-            request.source
+        let shared = request.flags.contains(MapFlags::SHARED);
+        let (backing, offset) = match request.source {
+            MapSource::Anonymous if shared => {
+                let object = SharedAnonymous::new(self.platform.clone(), len);
+                (Backing::Object { object, file: None, may_write: true }, 0)
+            }
+            MapSource::Anonymous => (Backing::Anonymous, 0),
+            MapSource::File { object, offset, file, may_write } => {
+                object.add_mapper(self);
+                (Backing::Object { object, file, may_write }, offset)
+            }
+            MapSource::Special { name, frames } => (Backing::Special { name, frames }, 0),
         };
-        if let MapSource::File { object, .. } = &source {
-            object.add_mapper(self);
-        }
         let mut removed = Removed::default();
         let mapped = {
             let mut state = self.state.write();
-            self.map_locked(&mut state, request.addr.0, len, request.prot, request.flags, source, &mut removed)
+            let wanted = request.addr.0;
+            // The backing is lent, so that a refusal does not drop a file under the lock.
+            self.map_locked(&mut state, wanted, len, request.prot, request.flags, (&backing, offset), &mut removed)
         };
         removed.let_go(self.memory());
         let (addr, flags) = mapped?;
@@ -379,7 +384,7 @@ impl AddressSpace {
         len: u64,
         prot: Prot,
         flags: MapFlags,
-        source: MapSource,
+        (backing, offset): (&Backing, u64),
         removed: &mut Removed,
     ) -> Result<(u64, MapFlags)> {
         if state.vmas.len() > MAX_MAP_COUNT {
@@ -413,20 +418,13 @@ impl AddressSpace {
             }
             self.unmap_locked(state, addr, addr + len, removed);
         }
-        let (backing, offset) = match source {
-            MapSource::Anonymous => (Backing::Anonymous, 0),
-            MapSource::File { object, offset, file, may_write } => {
-                (Backing::Object { object, file, may_write }, offset)
-            }
-            MapSource::Special { name, frames } => (Backing::Special { name, frames }, 0),
-        };
         let once = MapFlags::FIXED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE | MapFlags::LOW;
         state.vmas.insert(Vma {
             start: addr,
             end: addr + len,
             prot,
             flags: flags - once,
-            backing,
+            backing: backing.clone(),
             offset,
             windows: BTreeMap::new(),
             ahead: Ahead::default(),
