@@ -26,8 +26,8 @@ const DEFAULT_SLOTS: usize = 16;
 const MIN_SLOTS: usize = 2;
 /// /proc/sys/fs/pipe-user-pages-soft: slots of all pipes beyond which an unprivileged owner gets small pipes.
 const SOFT_SLOTS: usize = 16384;
-/// Slots of all pipes of the sandbox, whoever asks: what bounds the sentry's memory.
-const HARD_SLOTS: usize = 262_144;
+/// Pages that all pipes together may hold, whoever asks: what bounds the sentry's memory.
+const MAX_PAGES: usize = 131_072;
 /// /proc/sys/fs/pipe-max-size, bytes.
 pub const PIPE_MAX_SIZE: usize = 1 << 20;
 /// Spare pages kept by a pipe.
@@ -35,9 +35,30 @@ const SPARE: usize = 4;
 
 /// Slots of all pipes.
 static SLOTS: AtomicUsize = AtomicUsize::new(0);
+/// Pages of all pipes.
+static PAGES: AtomicUsize = AtomicUsize::new(0);
+
+/// A page of a pipe, counted as long as it exists.
+struct Page(Box<[u8]>);
+
+impl Page {
+    fn new() -> Result<Page> {
+        if PAGES.fetch_add(1, Ordering::Relaxed) >= MAX_PAGES {
+            PAGES.fetch_sub(1, Ordering::Relaxed);
+            return Err(Errno::ENOMEM);
+        }
+        Ok(Page(vec![0; PAGE].into_boxed_slice()))
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        PAGES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 struct Buffer {
-    page: Box<[u8]>,
+    page: Page,
     start: usize,
     end: usize,
     /// Written in packet mode: read as a whole, never merged.
@@ -46,18 +67,18 @@ struct Buffer {
 
 struct Inner {
     buffers: VecDeque<Buffer>,
-    spare: Vec<Box<[u8]>>,
+    spare: Vec<Page>,
     slots: usize,
     readers: usize,
     writers: usize,
 }
 
 impl Inner {
-    fn page(&mut self) -> Box<[u8]> {
-        self.spare.pop().unwrap_or_else(|| vec![0; PAGE].into_boxed_slice())
+    fn page(&mut self) -> Result<Page> {
+        self.spare.pop().map_or_else(Page::new, Ok)
     }
 
-    fn recycle(&mut self, page: Box<[u8]>) {
+    fn recycle(&mut self, page: Page) {
         if self.spare.len() < SPARE {
             self.spare.push(page);
         }
@@ -86,21 +107,18 @@ impl Drop for Pipe {
 }
 
 impl Pipe {
-    fn new(privileged: bool) -> Result<Arc<Pipe>> {
+    fn new(privileged: bool) -> Arc<Pipe> {
         let used = SLOTS.load(Ordering::Relaxed);
-        if used >= HARD_SLOTS {
-            return Err(Errno::ENFILE);
-        }
         let slots = if used > SOFT_SLOTS && !privileged { MIN_SLOTS } else { DEFAULT_SLOTS };
         SLOTS.fetch_add(slots, Ordering::Relaxed);
         let inner = Inner { buffers: VecDeque::new(), spare: Vec::new(), slots, readers: 0, writers: 0 };
-        Ok(Arc::new(Pipe {
+        Arc::new(Pipe {
             inner: Mutex::new(Rank::Pipe, inner),
             queue: WaitQueue::new(),
             reader_opens: AtomicU64::new(0),
             writer_opens: AtomicU64::new(0),
             polled: AtomicBool::new(false),
-        }))
+        })
     }
 
     /// F_GETPIPE_SZ: bytes.
@@ -118,9 +136,6 @@ impl Pipe {
         let used = SLOTS.load(Ordering::Relaxed);
         if slots > inner.slots && !privileged && (slots * PAGE > PIPE_MAX_SIZE || used > SOFT_SLOTS) {
             return Err(Errno::EPERM);
-        }
-        if slots > inner.slots && used.saturating_add(slots) > HARD_SLOTS {
-            return Err(Errno::ENOMEM);
         }
         if slots < inner.buffers.len() {
             return Err(Errno::EBUSY);
@@ -160,7 +175,7 @@ impl Pipe {
             if dst.remaining() == 0 {
                 break;
             }
-            let bytes = buffer.page.get(buffer.start..buffer.end).unwrap_or_default();
+            let bytes = buffer.page.0.get(buffer.start..buffer.end).unwrap_or_default();
             let wanted = bytes.len().min(dst.remaining());
             let n = match dst.put(bytes.get(..wanted).unwrap_or_default()) {
                 Ok(n) => n,
@@ -201,7 +216,7 @@ impl Pipe {
         let inner = self.inner.lock();
         let mut out = Vec::new();
         for buffer in &inner.buffers {
-            let bytes = buffer.page.get(buffer.start..buffer.end).unwrap_or_default();
+            let bytes = buffer.page.0.get(buffer.start..buffer.end).unwrap_or_default();
             let wanted = bytes.len().min(max - out.len());
             out.extend_from_slice(bytes.get(..wanted).unwrap_or_default());
             if out.len() >= max || buffer.packet {
@@ -235,7 +250,7 @@ impl Pipe {
         if odd > 0 && !packet {
             if let Some(last) = inner.buffers.back_mut().filter(|b| !b.packet && PAGE - b.end >= odd) {
                 let end = last.end;
-                match src.take(last.page.get_mut(end..end + odd).unwrap_or_default()) {
+                match src.take(last.page.0.get_mut(end..end + odd).unwrap_or_default()) {
                     Ok(n) => {
                         last.end += n;
                         total += n;
@@ -248,9 +263,15 @@ impl Pipe {
             }
         }
         while failure.is_none() && src.remaining() > 0 && !inner.full() {
-            let mut page = inner.page();
+            let mut page = match inner.page() {
+                Ok(page) => page,
+                Err(e) => {
+                    failure = Some(e);
+                    break;
+                }
+            };
             let wanted = src.remaining().min(PAGE);
-            match src.take(page.get_mut(..wanted).unwrap_or_default()) {
+            match src.take(page.0.get_mut(..wanted).unwrap_or_default()) {
                 Ok(n) => {
                     inner.buffers.push_back(Buffer { page, start: 0, end: n, packet });
                     total += n;
@@ -453,7 +474,7 @@ pub fn open_fifo(attachments: &Attachments, flags: OpenFlags) -> Result<Arc<dyn 
     let pipe = match found {
         Some(pipe) => pipe,
         None => {
-            let made = Pipe::new(false)?;
+            let made = Pipe::new(false);
             let mut current = slot.pipe.lock();
             current.upgrade().unwrap_or_else(|| {
                 *current = Arc::downgrade(&made);
@@ -467,7 +488,7 @@ pub fn open_fifo(attachments: &Attachments, flags: OpenFlags) -> Result<Arc<dyn 
 /// pipe2(2): the read end and the write end. `flags` may hold O_NONBLOCK, O_DIRECT.
 pub fn new_pipe(task: &Task, flags: OpenFlags) -> Result<(Arc<File>, Arc<File>)> {
     let privileged = task.credentials().has(crate::ns::user::Caps::SYS_RESOURCE);
-    let pipe = Pipe::new(privileged)?;
+    let pipe = Pipe::new(privileged);
     let inode = Arc::new(AnonInode::new(task, DEV_PIPEFS, 0o010_600));
     let reader = PipeEnd::new(&pipe, true, false, Some(inode.clone()));
     let writer = PipeEnd::new(&pipe, false, true, Some(inode));

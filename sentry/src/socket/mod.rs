@@ -148,6 +148,9 @@ pub trait Socket: Send + Sync + Any {
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
+/// Blocking writes up to this length are taken whole.
+const WHOLE_WRITE: usize = 4096;
+
 /// A socket as an open file.
 pub struct SocketFile {
     socket: Arc<dyn Socket>,
@@ -183,9 +186,20 @@ impl FileOps for SocketFile {
         Ok(received.copied)
     }
 
-    fn write_as(&self, _file: &File, caller: &dyn Caller, src: &mut IoSource<'_>, _pos: u64) -> Result<usize> {
+    fn write_as(&self, file: &File, caller: &dyn Caller, src: &mut IoSource<'_>, _pos: u64) -> Result<usize> {
         let task = task_of(caller)?;
+        // A short blocking write is not split: its first attempt could not remember how far it came.
+        let room = self.socket.options().budget.room();
+        if !file.nonblocking() && self.writes_fully() && src.remaining() <= WHOLE_WRITE && room < src.remaining() {
+            return Err(Errno::EAGAIN);
+        }
         self.socket.send(task, src, &mut SendRequest::default())
+    }
+
+    fn io_timeout(&self, write: bool) -> Option<u64> {
+        let options = self.socket.options();
+        let ns = if write { options.send_timeout() } else { options.receive_timeout() };
+        (ns > 0).then_some(ns)
     }
 
     fn writes_fully(&self) -> bool {

@@ -195,8 +195,10 @@ pub async fn retry<T: Send>(
 ) -> Result<T> {
     let ops = file.ops();
     let Some(queue) = ops.wait_queue() else { return attempt() };
+    let timeout = ops.io_timeout(events.intersects(Events::WRITABLE));
+    let deadline = timeout.map(|ns| task.now().saturating_add(ns));
     let end = task
-        .wait(vec![(queue, events)], None, || {
+        .wait(vec![(queue, events)], deadline, || {
             match attempt() {
                 Err(Errno::EAGAIN) => {}
                 other => return Some(other),
@@ -211,7 +213,9 @@ pub async fn retry<T: Send>(
         .await;
     match end {
         Ok(answer) => answer,
-        Err(WaitEnd::Interrupted | WaitEnd::TimedOut) => Err(Errno::ERESTARTSYS),
+        Err(WaitEnd::TimedOut) => Err(Errno::EAGAIN),
+        Err(WaitEnd::Interrupted) if timeout.is_some() => Err(Errno::EINTR),
+        Err(WaitEnd::Interrupted) => Err(Errno::ERESTARTSYS),
     }
 }
 

@@ -116,6 +116,10 @@ pub trait FileOps: Send + Sync + Any {
     fn writes_fully(&self) -> bool {
         false
     }
+    /// How long a blocking read (or write) waits before it gives up with EAGAIN, ns (SO_RCVTIMEO, SO_SNDTIMEO).
+    fn io_timeout(&self, write: bool) -> Option<u64> {
+        None
+    }
     /// Whether open(2) has to wait for another opener (a FIFO): it waits on [`FileOps::wait_queue`] for any event and asks
     /// again, as long as this is true. Interrupted, it gives up the description.
     fn open_blocks(&self) -> bool {

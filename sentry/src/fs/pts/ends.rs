@@ -249,8 +249,9 @@ impl FileOps for PtySlave {
         dst.put(&bytes)
     }
 
-    fn write_as(&self, _file: &File, caller: &dyn Caller, src: &mut IoSource<'_>, _pos: u64) -> Result<usize> {
+    fn write_as(&self, file: &File, caller: &dyn Caller, src: &mut IoSource<'_>, _pos: u64) -> Result<usize> {
         let task = task_of(caller)?;
+        let short = src.remaining() <= STEP && !file.nonblocking();
         if self.pty.lock().line.termios.l(lflag::TOSTOP) {
             self.pty.job.check_change(task)?;
         }
@@ -266,7 +267,8 @@ impl FileOps for PtySlave {
                 // A tab may become eight bytes.
                 (inner.line.output_room() / 8).min(src.remaining()).min(STEP)
             };
-            if room <= 1 {
+            // A short blocking write is not split: its first attempt could not remember how far it came.
+            if room <= 1 || (short && room < src.remaining()) {
                 break;
             }
             let part = buffer.get_mut(..room).unwrap_or_default();
