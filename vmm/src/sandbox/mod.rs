@@ -232,6 +232,7 @@ fn start_workers(
             let attached = platform.attach_worker(cpu);
             let ready = attached.is_ok();
             let _ = report.send(attached);
+            drop(report);
             if ready {
                 sentry::kernel::worker_main(&kernel, cpu);
             }
