@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::unix_gc;
 use crate::event::{Events, WaitQueue};
 use crate::mm::{IoDest, IoSource};
 use crate::task::{Pid, Task};
@@ -60,8 +61,12 @@ static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
 impl InFlight {
     /// Sends `files` on their way. ETOOMANYREFS beyond `limit` in flight.
     pub fn new(files: Vec<Arc<File>>, limit: u64) -> Result<InFlight> {
+        if IN_FLIGHT.load(Ordering::Relaxed) as u64 > limit {
+            unix_gc::collect();
+        }
         let now = IN_FLIGHT.fetch_add(files.len(), Ordering::Relaxed);
         let flight = InFlight { files };
+        unix_gc::depart(&flight.files);
         if now as u64 > limit {
             return Err(Errno::ETOOMANYREFS);
         }
@@ -77,8 +82,14 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         IN_FLIGHT.fetch_sub(self.files.len(), Ordering::Relaxed);
+        unix_gc::arrive(&self.files);
     }
 }
+
+/// Bytes that the queues of all sockets hold.
+static QUEUED: AtomicUsize = AtomicUsize::new(0);
+/// What bounds them, whatever the senders' buffers allow: the sentry's memory.
+const MAX_QUEUED: usize = 512 << 20;
 
 /// A sender's SO_SNDBUF account.
 pub struct Budget {
@@ -95,6 +106,9 @@ impl Budget {
 
     /// Bytes that may still be sent.
     pub fn room(&self) -> usize {
+        if QUEUED.load(Ordering::Relaxed) >= MAX_QUEUED {
+            return 0;
+        }
         self.limit().saturating_sub(self.used.load(Ordering::Relaxed))
     }
 
@@ -121,6 +135,7 @@ impl Budget {
 
     fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
         self.used.fetch_add(bytes, Ordering::Relaxed);
+        QUEUED.fetch_add(bytes, Ordering::Relaxed);
         Charge { budget: self.clone(), bytes }
     }
 }
@@ -134,12 +149,14 @@ struct Charge {
 impl Charge {
     fn grow(&mut self, bytes: usize) {
         self.budget.used.fetch_add(bytes, Ordering::Relaxed);
+        QUEUED.fetch_add(bytes, Ordering::Relaxed);
         self.bytes += bytes;
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
+        QUEUED.fetch_sub(self.bytes, Ordering::Relaxed);
         let before = self.budget.used.fetch_sub(self.bytes, Ordering::SeqCst);
         let limit = self.budget.limit();
         let after = before.saturating_sub(self.bytes);
@@ -251,6 +268,12 @@ impl ReceiveQueue {
             return;
         }
         self.segments.push_back(Segment::new(data.to_vec(), ancillary, budget));
+    }
+
+    /// The descriptions that waiting messages carry, by identity.
+    pub fn carried(&self) -> Vec<usize> {
+        let rights = self.segments.iter().filter_map(|s| s.ancillary.rights.as_ref());
+        rights.flat_map(|r| r.files().iter().map(|f| Arc::as_ptr(f) as usize)).collect()
     }
 
     /// Takes everything out, to be dropped without locks.

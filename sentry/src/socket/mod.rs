@@ -4,6 +4,7 @@ pub mod message;
 pub mod netlink;
 pub mod options;
 pub mod unix;
+pub mod unix_gc;
 pub mod unix_name;
 
 use std::any::Any;

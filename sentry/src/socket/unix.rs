@@ -90,6 +90,16 @@ impl UnixSocket {
         (a, b)
     }
 
+    /// The descriptions that messages waiting here carry, by identity.
+    pub fn carried_files(&self) -> Vec<usize> {
+        self.state.lock().received.carried()
+    }
+
+    /// Takes every waiting message out.
+    pub fn take_queue(&self) -> VecDeque<Segment> {
+        self.state.lock().received.clear()
+    }
+
     fn is_datagram(&self) -> bool {
         self.options.kind == SocketType::Datagram
     }
