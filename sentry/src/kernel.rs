@@ -18,6 +18,7 @@ use crate::task::ThreadGroup;
 use crate::task::pid_namespace::PidNamespace;
 use crate::time::timer::Timers;
 use crate::trace::{Stats, Trace};
+use crate::vfs::MountNamespace;
 use crate::{Errno, Result};
 
 /// What a sandbox is made of, from the command line.
@@ -77,6 +78,8 @@ pub struct Kernel {
     pub trace: OnceLock<Trace>,
     /// Where memfd_create(2)'s files live.
     pub shmem: Arc<TmpShared>,
+    /// The initial mount namespace; set with the first process, and kept for as long as the sandbox.
+    pub mounts: OnceLock<Arc<MountNamespace>>,
     /// Configuration.
     pub config: KernelConfig,
     /// CLOCK_MONOTONIC at the start of the sandbox: the guest's boot time is this.
@@ -120,6 +123,7 @@ impl Kernel {
             forks: AtomicUsize::new(0),
             user_tasks: Mutex::new(Rank::Leaf, HashMap::new()),
             trace: OnceLock::new(),
+            mounts: OnceLock::new(),
             init: OnceLock::new(),
             exit: parking_lot::Mutex::new(None),
             exited: Condvar::new(),

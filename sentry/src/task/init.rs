@@ -41,6 +41,9 @@ impl Kernel {
     /// executed.
     pub fn spawn_init(self: &Arc<Kernel>, config: InitConfig) -> Result<Arc<Task>> {
         let first = config.argv.first().cloned().ok_or(Errno::EINVAL)?;
+        if let Some(mounts) = config.fs.root.mount.namespace() {
+            let _ = self.mounts.set(mounts);
+        }
         self.count_task()?;
         let pid = self.root_pid_ns.allocate(&[])?;
         let now = self.timers.now();
