@@ -13,7 +13,7 @@ const IOV_MAX: usize = 1024;
 
 /// Buffers for one call. The addresses are the guest's memory, or a buffer borrowed for `'a`.
 pub(super) struct Buffers<'a> {
-    iov: Vec<libc::iovec>,
+    list: List,
     borrow: core::marker::PhantomData<&'a ()>,
 }
 
@@ -31,25 +31,38 @@ impl<'a> Buffers<'a> {
                 break;
             }
         }
-        Ok(Buffers { iov, borrow: core::marker::PhantomData })
+        Ok(Buffers { list: List::Many(iov), borrow: core::marker::PhantomData })
     }
 
     /// A buffer to be filled.
     pub(super) fn filling(buf: &'a mut [u8]) -> Buffers<'a> {
-        let iov = vec![libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() }];
-        Buffers { iov, borrow: core::marker::PhantomData }
+        let iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+        Buffers { list: List::One([iov]), borrow: core::marker::PhantomData }
     }
 
     /// A buffer to be sent, `most` bytes of it. Only for calls that read memory.
     pub(super) fn sending(buf: &'a [u8], most: usize) -> Buffers<'a> {
-        let iov = vec![libc::iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: buf.len().min(most) }];
-        Buffers { iov, borrow: core::marker::PhantomData }
+        let iov = libc::iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: buf.len().min(most) };
+        Buffers { list: List::One([iov]), borrow: core::marker::PhantomData }
     }
 
     /// Bytes in all.
     pub(super) fn len(&self) -> usize {
-        self.iov.iter().map(|v| v.iov_len).sum()
+        self.iov().iter().map(|v| v.iov_len).sum()
     }
+
+    fn iov(&self) -> &[libc::iovec] {
+        match &self.list {
+            List::One(one) => one,
+            List::Many(many) => many,
+        }
+    }
+}
+
+/// One buffer, the common case, needs no allocation.
+enum List {
+    One([libc::iovec; 1]),
+    Many(Vec<libc::iovec>),
 }
 
 /// How a call transfers.
@@ -76,8 +89,8 @@ fn position(at: u64) -> Result<i64, Errno> {
 fn message(b: &Buffers<'_>) -> libc::msghdr {
     // SAFETY: zero is a valid msghdr: no address, no control data.
     let mut m: libc::msghdr = unsafe { core::mem::zeroed() };
-    m.msg_iov = b.iov.as_ptr().cast_mut();
-    m.msg_iovlen = b.iov.len();
+    m.msg_iov = b.iov().as_ptr().cast_mut();
+    m.msg_iovlen = b.iov().len();
     m
 }
 
@@ -93,7 +106,7 @@ fn again(mut call: impl FnMut() -> Result<usize, Errno>) -> Result<usize, Errno>
 
 /// Fills the buffers.
 pub(super) fn read(fd: BorrowedFd<'_>, b: &Buffers<'_>, way: Way) -> Result<usize, Errno> {
-    let (raw, iov, n) = (fd.as_raw_fd(), b.iov.as_ptr(), b.iov.len() as i32);
+    let (raw, iov, n) = (fd.as_raw_fd(), b.iov().as_ptr(), b.iov().len() as i32);
     again(|| {
         // SAFETY: the kernel writes only to the listed ranges: guest memory (to which no Rust reference exists) or a buffer that
         // `b` borrows exclusively.
@@ -110,7 +123,7 @@ pub(super) fn read(fd: BorrowedFd<'_>, b: &Buffers<'_>, way: Way) -> Result<usiz
 
 /// Sends the buffers.
 pub(super) fn write(fd: BorrowedFd<'_>, b: &Buffers<'_>, way: Way) -> Result<usize, Errno> {
-    let (raw, iov, n) = (fd.as_raw_fd(), b.iov.as_ptr(), b.iov.len() as i32);
+    let (raw, iov, n) = (fd.as_raw_fd(), b.iov().as_ptr(), b.iov().len() as i32);
     again(|| {
         // SAFETY: the kernel only reads the listed ranges.
         result(unsafe {

@@ -63,7 +63,6 @@ const ALLOWED: &[(i64, &str)] = &[
     (libc::SYS_epoll_pwait, "the reactor"),
     (libc::SYS_epoll_ctl, "the reactor"),
     (libc::SYS_timerfd_settime, "the reactor's deadline"),
-    (libc::SYS_timer_create, "a worker's preemption timer"),
     (libc::SYS_timer_settime, "a worker's preemption timer"),
     (libc::SYS_timer_delete, "a worker's preemption timer"),
     (libc::SYS_clock_gettime, "clocks, where the vDSO cannot answer"),
@@ -72,14 +71,11 @@ const ALLOWED: &[(i64, &str)] = &[
     (libc::SYS_membarrier, "membarrier(2) of the guest"),
     (libc::SYS_sched_yield, "spinning with others' progress in mind"),
     (libc::SYS_restart_syscall, "a wait continued after SIGSTOP"),
-    // Threads begin and end.
-    (libc::SYS_set_robust_list, "start of a thread"),
-    (libc::SYS_rseq, "start of a thread"),
-    (libc::SYS_sigaltstack, "start and end of a thread"),
-    (libc::SYS_rt_sigprocmask, "start of a thread"),
+    // Threads end; none begins.
+    (libc::SYS_sigaltstack, "end of a thread"),
+    (libc::SYS_rt_sigprocmask, "end of a thread"),
     (libc::SYS_rt_sigaction, "a fault handed to its earlier handler"),
     (libc::SYS_rt_sigreturn, "return from a handler"),
-    (libc::SYS_sched_getaffinity, "the C library's stack size of a thread"),
     (libc::SYS_gettid, "names of threads for kicks"),
     (libc::SYS_getpid, "names of threads for kicks"),
     (libc::SYS_exit, "end of a thread"),
@@ -154,19 +150,6 @@ fn conditional(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> Result<(), JailEr
     // The allocator grows large blocks in place or by moving them.
     rules.insert(libc::SYS_mremap, vec![one(3, Len::Dword, Op::MaskedEq(!1 & 0xffff_ffff), 0)?]);
 
-    // Threads, never processes and never namespaces.
-    let thread = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
-    let namespaces = (libc::CLONE_NEWNS
-        | libc::CLONE_NEWUTS
-        | libc::CLONE_NEWIPC
-        | libc::CLONE_NEWUSER
-        | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNET
-        | libc::CLONE_NEWCGROUP) as u64;
-    rules.insert(libc::SYS_clone, vec![one(0, Len::Qword, Op::MaskedEq(thread | namespaces), thread)?]);
-    // A second program answers ENOSYS: its flags lie in memory, where no filter can look. The C library then uses clone.
-    rules.insert(libc::SYS_clone3, Vec::new());
-
     // Signals to this process only: kicks, and stopping with the guest on SIGTSTP.
     let pid = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![one(0, Len::Dword, Op::Eq, pid)?]);
@@ -185,19 +168,15 @@ fn conditional(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> Result<(), JailEr
     Ok(())
 }
 
-fn programs(refusal: Refusal) -> Result<[BpfProgram; 2], JailError> {
+fn program(refusal: Refusal) -> Result<BpfProgram, JailError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|(nr, _)| (*nr, Vec::new())).collect();
     conditional(&mut rules)?;
     let refused = match refusal {
         Refusal::Kill => SeccompAction::KillProcess,
         Refusal::Report => SeccompAction::Trap,
     };
-    let arch = TargetArch::x86_64;
-    let list = SeccompFilter::new(rules, refused, SeccompAction::Allow, arch).map_err(failed)?;
-    let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    let enosys = SeccompAction::Errno(libc::ENOSYS as u32);
-    let second = SeccompFilter::new(clone3, SeccompAction::Allow, enosys, arch).map_err(failed)?;
-    Ok([second.try_into().map_err(failed)?, list.try_into().map_err(failed)?])
+    let list = SeccompFilter::new(rules, refused, SeccompAction::Allow, TargetArch::x86_64).map_err(failed)?;
+    list.try_into().map_err(failed)
 }
 
 extern "C" fn on_refusal(_signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -233,7 +212,7 @@ extern "C" fn on_refusal(_signal: i32, info: *mut libc::siginfo_t, context: *mut
 }
 
 /// Puts the list in force for every thread of the process, for good. Afterwards nothing can be opened but beneath the trees,
-/// and no process or executable memory made.
+/// and no thread, process or executable memory made.
 pub fn restrict_calls(refusal: Refusal) -> Result<(), JailError> {
     if refusal == Refusal::Report {
         // SAFETY: zero is a valid sigaction.
@@ -243,8 +222,5 @@ pub fn restrict_calls(refusal: Refusal) -> Result<(), JailError> {
         // SAFETY: the structure is valid and the handler async-signal-safe.
         unsafe { libc::sigaction(libc::SIGSYS, &raw const action, core::ptr::null_mut()) };
     }
-    for program in programs(refusal)? {
-        seccompiler::apply_filter_all_threads(&program).map_err(failed)?;
-    }
-    Ok(())
+    seccompiler::apply_filter_all_threads(&program(refusal)?).map_err(failed)
 }

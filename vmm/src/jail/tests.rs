@@ -28,9 +28,7 @@ fn case() {
             assert_eq!(fs::read(&file).unwrap(), b"x");
             assert_eq!(fs::read("/etc/passwd").unwrap_err().raw_os_error(), Some(libc::EACCES));
             assert_eq!(fs::write(&file, "y").unwrap_err().raw_os_error(), Some(libc::EACCES));
-            let sum =
-                std::thread::spawn(|| vec![1u8; 1 << 24].iter().map(|b| u64::from(*b)).sum::<u64>()).join().unwrap();
-            assert_eq!(sum, 1 << 24);
+            assert_eq!(vec![1u8; 1 << 24].iter().map(|b| u64::from(*b)).sum::<u64>(), 1 << 24);
         }
         "exec" => {
             jail(Refusal::Kill);

@@ -98,9 +98,12 @@ impl Region {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         self.fixed(pa, len, Rights::ReadWrite.prot(), flags, -1, 0)?;
         self.advise(pa, len, libc::MADV_DONTDUMP)?;
-        // Huge pages make populating cheap; a host without them still works.
-        let _ = self.advise(pa, len, libc::MADV_HUGEPAGE);
         Ok(())
+    }
+
+    /// Asks for huge pages behind a range, which makes populating cheap; a host without them still works.
+    pub fn prefer_huge(&self, pa: PhysAddr, len: u64) {
+        let _ = self.advise(pa, len, libc::MADV_HUGEPAGE);
     }
 
     /// Maps a file's bytes from `offset` on, shared.

@@ -117,6 +117,11 @@ impl Area {
         let pa = PhysAddr(self.span.base + grown);
         let slot = registry.number();
         let done = if self.committed { region.commit(pa, len) } else { Ok(()) };
+        if self.committed {
+            // The first piece stays in small pages: a small sandbox then takes no more memory than it uses.
+            let small = if grown == 0 { len.min(2 * MIB) } else { 0 };
+            region.prefer_huge(PhysAddr(pa.0 + small), len - small);
+        }
         match done.and_then(|()| registry.set(region, slot, pa, len)) {
             Ok(()) => {
                 self.grown.store(grown + len, Ordering::Release);

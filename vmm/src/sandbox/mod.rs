@@ -112,6 +112,7 @@ impl Sandbox {
     /// Builds everything and starts the command. When this returns an error nothing is left behind.
     pub fn start(config: SandboxConfig) -> Result<Sandbox, SandboxError> {
         reactor::block(FORWARDED);
+        raise_descriptor_limit();
         let reactor = Reactor::new().map_err(|e| SandboxError::host("make the reactor", &e))?;
         let memory_limit = config.memory.unwrap_or_else(default_memory);
         let platform = KvmPlatform::new(Config { cpus: config.cpus, memory_limit })?;
@@ -286,6 +287,16 @@ fn standard_streams(reactor: &Arc<Reactor>, memory: &Arc<GuestMemory>) -> Result
         files.push((number, StdioFile::open(stream, OpenFlags::from_bits_retain(flags.bits()))));
     }
     Ok(files)
+}
+
+/// Every open host file of the guest is a descriptor of this process.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(e) = setrlimit(Resource::Nofile, limit) {
+        log::warn!("the limit on open files stays as it is: {e}");
+    }
 }
 
 /// Three quarters of the host's memory.
