@@ -39,7 +39,13 @@ enum Force {
 
 impl Sender<'_> {
     fn force(self, target: &ThreadGroup) -> Force {
+        // The command is number 1 of the outermost namespace, yet whoever runs the sandbox knows it as a command: what it does to
+        // itself and what the kernel makes of its acts (SIGPIPE, alarms, terminals) end it as on the host. Only other
+        // processes of the sandbox find an init.
+        let command = target.pid_namespace().level() == 0;
         match self {
+            Sender::Task(t) if command && core::ptr::eq(&raw const **t.group(), target) => Force::All,
+            Sender::Event | Sender::Kernel if command => Force::All,
             Sender::Task(t) if t.group().pid().number_in(target.pid_namespace()) == 0 => Force::KernelOnly,
             Sender::Task(_) | Sender::Event => Force::None,
             Sender::Kernel => Force::KernelOnly,
