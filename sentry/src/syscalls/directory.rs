@@ -315,7 +315,7 @@ fn readlinkat(task: &Arc<Task>, dirfd: Fd, path: PathArg, buf: UserAddr, bufsiz:
     if at.dentry.kind() != InodeKind::Symlink {
         return Err(if path.is_empty() { Errno::ENOENT } else { Errno::EINVAL });
     }
-    let target = at.inode().read_link()?;
+    let target = at.inode().read_link_as(&**task)?;
     let n = target.len().min(size);
     space.write_bytes(buf, target.get(..n).unwrap_or_default())?;
     Ok(n as u64)
