@@ -314,15 +314,13 @@ impl Inode for Node {
         };
         let mut st = upper.stat_as(self.id.0, self.id.1);
         if let Some(names) = self.names.as_ref().filter(|_| !self.is_gone()) {
-            let (subdirs, count) = {
-                let names = names.lock();
-                (names.subdirs, names.entries.len() as i64)
-            };
+            let subdirs = names.lock().subdirs;
             let below = self.lower.as_ref().and_then(|l| l.host_stat().ok());
             let nlink = below.map_or(2, |b| b.nlink as i64).saturating_add(subdirs);
             st.nlink = u64::try_from(nlink).unwrap_or(1);
-            st.size = below.map_or(40 + 20 * count, |b| b.size);
-            st.blocks = below.map_or(0, |b| b.blocks);
+            // A new directory looks like one of a disk's: a block.
+            st.size = below.map_or(4096, |b| b.size);
+            st.blocks = below.map_or(8, |b| b.blocks);
         } else if self.lower.is_some() && self.kind == InodeKind::Regular {
             // Bytes still on the host occupy it.
             st.blocks = st.blocks.max(st.size.unsigned_abs().div_ceil(4096).saturating_mul(8) as i64);
