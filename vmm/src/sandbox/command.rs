@@ -11,10 +11,15 @@ use sentry::vfs::{FsState, InodeKind, MountNamespace};
 use super::SandboxError;
 
 /// Root and working directory. With `must_exist` false a missing directory is replaced by `/`.
-pub fn places(mounts: &Arc<MountNamespace>, workdir: &[u8], must_exist: bool) -> Result<FsState, SandboxError> {
+pub fn places(
+    mounts: &Arc<MountNamespace>,
+    workdir: &[u8],
+    must_exist: bool,
+    umask: u32,
+) -> Result<FsState, SandboxError> {
     let refused = |errno| SandboxError::Workdir(text(workdir), errno);
     let root = mounts.root().map_err(refused)?;
-    let start = FsState { root: root.clone(), cwd: root, umask: 0o022 };
+    let start = FsState { root: root.clone(), cwd: root, umask };
     let caller = KernelCaller::default();
     let found = resolve(&Lookup::new(start.clone(), &caller), None, workdir, LookupFlags::FOLLOW)
         .and_then(|place| if place.inode().kind() == InodeKind::Directory { Ok(place) } else { Err(Errno::ENOTDIR) });

@@ -2,6 +2,7 @@
 //! they come and go; nothing of what they do.
 mod command;
 mod error;
+mod inherited;
 mod timeout;
 
 use std::os::fd::AsFd;
@@ -112,6 +113,8 @@ impl Sandbox {
     /// Builds everything and starts the command. When this returns an error nothing is left behind.
     pub fn start(config: SandboxConfig) -> Result<Sandbox, SandboxError> {
         reactor::block(FORWARDED);
+        let limits = inherited::limits();
+        let mask = inherited::file_mask();
         raise_descriptor_limit();
         let reactor = Reactor::new().map_err(|e| SandboxError::host("make the reactor", &e))?;
         let memory_limit = config.memory.unwrap_or_else(default_memory);
@@ -144,14 +147,15 @@ impl Sandbox {
 
         let (uid, gid) =
             config.user.unwrap_or_else(|| (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()));
-        let credentials = Credentials::new(uid, gid, Vec::new());
+        let groups = if config.user.is_none() { inherited::groups() } else { Vec::new() };
+        let credentials = Credentials::new(uid, gid, groups);
         let init = InitConfig {
             argv: config.argv,
             envp: config.env,
             credentials,
-            fs: command::places(&mounts, &config.workdir, config.workdir_must_exist)?,
+            fs: command::places(&mounts, &config.workdir, config.workdir_must_exist, mask)?,
             fds: files,
-            limits: None,
+            limits: Some(limits),
         };
 
         let timed_out = Arc::new(AtomicBool::new(false));
