@@ -1,5 +1,6 @@
 //! Page faults: makes an access possible, filling pages ahead of the next faults. Owns the policy of what to fill; never who
 //! gets a signal (the caller's).
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use guest_abi::UserAddr;
@@ -14,7 +15,7 @@ use crate::platform::{PhysAddr, Pte, PteFlags};
 use crate::{Errno, Result};
 
 /// A fault costs as much as filling some 15 pages, so guesses are cheap: what is filled first, and the most at a time.
-const ANONYMOUS_FIRST: u64 = 4;
+const ANONYMOUS_FIRST: u64 = 8;
 const ANONYMOUS_MOST: u64 = 512;
 /// Pages of a window mapped with the one asked for: entries only, no memory.
 const WINDOW_FIRST: u64 = 128;
@@ -33,10 +34,14 @@ const REGAIN_AROUND: u64 = 32;
 const COPY_AROUND: u64 = 4;
 /// Pages written after a fork that are remembered, to be copied at once by the next fork.
 const HOT_MOST: usize = 128;
+/// Every fourth fork forgets one in so many of them.
+const HOT_AGING: usize = 8;
 /// Pages filled when a mapping is made: its first use would cost more than they do.
 const PREFILL_ANONYMOUS: u64 = 4;
+const PREFILL_SMALL: u64 = 16;
+const PREFILL_HEAP: u64 = 8;
 const PREFILL_STACK_TOP: u64 = 2;
-const PREFILL_COPY: u64 = 8;
+const PREFILL_COPY: u64 = 16;
 /// With more mappings than this nothing is filled unasked: a program that makes so many may not use them all.
 const PREFILL_VMAS: usize = 1000;
 
@@ -87,14 +92,35 @@ fn block_around(page: u64, pages: u64, site: &Site) -> (u64, u64) {
     (start.max(site.start), (start + pages * PAGE_SIZE).min(site.end))
 }
 
-impl State {
-    fn remember_hot(&mut self, page: u64) {
-        if !self.hot.contains(&page) {
-            if self.hot.len() >= HOT_MOST {
-                self.hot.pop_front();
+/// Pages that a process or its forks write soon after a fork. Shared by all forks of one program, so that a parent knows what its
+/// children will write.
+#[derive(Default)]
+pub(super) struct Hot {
+    pages: VecDeque<u64>,
+    /// Forks seen.
+    pub forks: u64,
+}
+
+impl Hot {
+    fn add(&mut self, page: u64) {
+        if !self.pages.contains(&page) {
+            if self.pages.len() >= HOT_MOST {
+                self.pages.pop_front();
             }
-            self.hot.push_back(page);
+            self.pages.push_back(page);
         }
+    }
+
+    /// The pages to copy at this fork, ascending. Now and then some are forgotten: if they still matter, they come back by a fault.
+    pub(super) fn take(&mut self) -> Vec<u64> {
+        self.forks += 1;
+        if self.forks % 4 == 0 {
+            let old = self.pages.len() / HOT_AGING;
+            self.pages.drain(..old);
+        }
+        let mut pages: Vec<u64> = self.pages.iter().copied().collect();
+        pages.sort_unstable();
+        pages
     }
 }
 
@@ -209,7 +235,10 @@ impl AddressSpace {
             (page, 1)
         } else {
             let want = window_size(&site.ahead, page, ANONYMOUS_FIRST, ANONYMOUS_MOST);
-            (page, want.min((site.end - page) / PAGE_SIZE))
+            // Without a sign of order, the neighbours on both sides are as likely.
+            let ordered = site.ahead.next == page && site.ahead.pages > 0;
+            let first = if ordered { page } else { block_around(page, ANONYMOUS_FIRST, site).0 };
+            (first, want.min((site.end - first) / PAGE_SIZE))
         };
         let (first, count) = self.absent_around(page, first, count);
         let mut runs = Vec::new();
@@ -271,7 +300,7 @@ impl AddressSpace {
             // A forced write to a mapping without the right leaves the entry as it is: the caller writes to the frame.
             self.set_entry(page, Pte { pa: old.pa, flags })?;
             if site.writable {
-                state.remember_hot(page);
+                state.hot.lock().add(page);
                 self.regain_around(page, site, flags);
             }
             return Ok(());
@@ -279,7 +308,7 @@ impl AddressSpace {
         let around = private && site.writable && !site.flags.contains(MapFlags::RANDOM);
         let (start, end) = if around { block_around(page, COPY_AROUND, site) } else { (page, page + PAGE_SIZE) };
         if around {
-            state.remember_hot(page);
+            state.hot.lock().add(page);
         }
         let mut gone = Vec::new();
         let mut result = Ok(());
@@ -543,7 +572,8 @@ impl AddressSpace {
     }
 
     /// Fills the first pages of a new mapping (or the top of a thread's stack that has just become writable).
-    pub(super) fn prefill(&self, state: &mut State, start: u64, end: u64, fixed: bool) {
+    pub(super) fn prefill(&self, state: &mut State, start: u64, end: u64, flags: MapFlags) {
+        let fixed = flags.contains(MapFlags::FIXED);
         let memory = self.memory();
         if state.vmas.len() > PREFILL_VMAS || memory.used() > memory.limit() / 2 {
             return;
@@ -562,14 +592,38 @@ impl AddressSpace {
                 }
                 return;
             }
+            // Zeroed data of a program or library is small and used all over.
+            Backing::Anonymous if fixed && pages <= PREFILL_SMALL => (start, Access::WRITE, pages),
             Backing::Anonymous => (start, Access::WRITE, PREFILL_ANONYMOUS.min(pages)),
             // The dynamic linker first maps a library as a whole, then its parts over that: the parts stay.
-            Backing::Object { .. } if !fixed => return,
+            Backing::Object { .. } if flags.contains(MapFlags::LIBRARY) && !fixed => return,
             Backing::Object { .. } if vma.writable() => (start, Access::WRITE, PREFILL_COPY.min(pages)),
             Backing::Object { .. } => (start, Access::READ, WINDOW_MOST),
         };
         self.remember(state, at, at, ahead.div_ceil(4));
         let _ = self.fault_locked(state, at, access);
+        if fixed && let Some(head) = self.head_of_library(state, start) {
+            self.remember(state, head, head, WINDOW_MOST / 4);
+            let _ = self.fault_locked(state, head, Access::READ);
+        }
+    }
+
+    /// Fills the first pages of a heap that has grown.
+    pub(super) fn prefill_heap(&self, state: &mut State, start: u64, end: u64) {
+        self.remember(state, start, start, PREFILL_HEAP.min((end - start) / PAGE_SIZE).div_ceil(4));
+        let _ = self.fault_locked(state, start, Access::WRITE);
+    }
+
+    /// The first part of a library whose second part has just been mapped at `at`: now it is known how far it goes.
+    fn head_of_library(&self, state: &State, at: u64) -> Option<u64> {
+        let head = state.vmas.find(at.checked_sub(1)?)?;
+        let part = state.vmas.find(at)?;
+        let (Backing::Object { object: a, .. }, Backing::Object { object: b, .. }) = (&head.backing, &part.backing)
+        else {
+            return None;
+        };
+        let fits = head.offset == 0 && !head.shared() && head.prot == Prot::READ && Arc::ptr_eq(a, b);
+        (fits && self.pages.lookup(head.start).is_none()).then_some(head.start)
     }
 
     /// Makes `start..end` present (MAP_POPULATE, mlock, MADV_POPULATE_*): for writing where `write` says so, or where it is

@@ -5,9 +5,14 @@ use guest_abi::layout::{PAGE_SIZE, TASK_SIZE};
 
 use super::AddressSpace;
 use super::space::{MapFlags, SpaceLimits, State, is_private_page};
-use super::vma::Backing;
+use super::vma::{Backing, Vma};
 use crate::platform::{PhysAddr, Pte, PteFlags};
 use crate::{Errno, Result};
+
+/// What the first fork of a program takes for pages that will be written: those of mappings up to this size, and the stack,
+/// up to so many.
+const GUESS_VMA_PAGES: u64 = 16;
+const GUESS_MOST: usize = 64;
 
 /// Consecutive entries of one kind.
 struct Run {
@@ -120,8 +125,13 @@ impl AddressSpace {
     /// is to map, and apart from it the entries (with their rights before) of pages to be copied.
     fn share_pages(&self, state: &mut State) -> (Vec<Run>, Vec<(u64, Pte)>) {
         let memory = self.memory();
-        let mut hot_pages: Vec<u64> = state.hot.iter().copied().collect();
-        hot_pages.sort_unstable();
+        let (hot_pages, first) = {
+            let mut known = state.hot.lock();
+            let pages = known.take();
+            (pages, known.forks == 1)
+        };
+        // Before anything is known: the program's and its libraries' data, and the stack.
+        let guess = |vma: &Vma| first && (vma.flags.contains(MapFlags::STACK) || vma.pages() <= GUESS_VMA_PAGES);
         let mut hot = Vec::new();
         let mut runs: Vec<Run> = Vec::new();
         let mut vmas = state.vmas.iter().peekable();
@@ -134,7 +144,8 @@ impl AddressSpace {
             let mut shared = pte;
             if is_private_page(pte.flags) {
                 shared.flags -= PteFlags::WRITE;
-                if pte.flags.contains(PteFlags::WRITE) && hot_pages.binary_search(&va).is_ok() {
+                let is_hot = hot_pages.binary_search(&va).is_ok() || (guess(vma) && hot.len() < GUESS_MOST);
+                if pte.flags.contains(PteFlags::WRITE) && is_hot {
                     // Protected all the same until it is copied: other threads may be writing.
                     hot.push((va, pte));
                     return Some(shared);

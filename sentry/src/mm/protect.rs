@@ -43,7 +43,7 @@ impl AddressSpace {
                     .find(start)
                     .is_some_and(|v| v.flags.contains(MapFlags::THREAD_STACK) && v.end == good_end);
             if stack_top {
-                self.prefill(&mut state, start, good_end, false);
+                self.prefill(&mut state, start, good_end, MapFlags::empty());
             }
         }
         result

@@ -1,13 +1,14 @@
 //! An address space: the tree of VMAs, and the operations of mmap(2) and its family.
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::any::Any;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bitflags::bitflags;
 use guest_abi::UserAddr;
 use guest_abi::layout::{MMAP_MIN_ADDR, PAGE_SIZE, TASK_SIZE};
 
+use super::fault::Hot;
 use super::image::ImageInfo;
 use super::shared::SharedAnonymous;
 use super::vma::{Ahead, Backing, Vma, VmaTree};
@@ -66,6 +67,8 @@ bitflags! {
         const LOCKED_ONFAULT = 65536;
         /// MAP_32BIT: placed in the second GiB.
         const LOW = 131_072;
+        /// MAP_DENYWRITE: ignored by Linux, but it is how the dynamic linker maps libraries.
+        const LIBRARY = 262_144;
     }
 }
 
@@ -197,7 +200,7 @@ pub(super) struct State {
     /// The largest number of present pages seen.
     pub peak: u64,
     /// Pages written soon after a fork: the next fork copies them at once.
-    pub hot: VecDeque<u64>,
+    pub hot: Arc<Mutex<Hot>>,
 }
 
 impl State {
@@ -299,7 +302,7 @@ impl AddressSpace {
             anonymous: 0,
             object_pages: 0,
             peak: 0,
-            hot: VecDeque::new(),
+            hot: Arc::new(Mutex::new(Rank::Leaf, Hot::default())),
         };
         Self::from_state(platform.clone(), state, ImageInfo::default())
     }
@@ -418,7 +421,7 @@ impl AddressSpace {
             }
             self.unmap_locked(state, addr, addr + len, removed);
         }
-        let once = MapFlags::FIXED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE | MapFlags::LOW;
+        let once = MapFlags::FIXED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE | MapFlags::LOW | MapFlags::LIBRARY;
         state.vmas.insert(Vma {
             start: addr,
             end: addr + len,
@@ -431,7 +434,7 @@ impl AddressSpace {
             name: None,
         });
         if !flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) {
-            self.prefill(state, addr, addr + len, fixed);
+            self.prefill(state, addr, addr + len, flags);
         }
         Ok((addr, flags))
     }
@@ -652,7 +655,7 @@ impl AddressSpace {
                 name: None,
             });
             state.brk = addr;
-            self.prefill(state, old, new, false);
+            self.prefill_heap(state, old, new);
             let fill = flags.contains(MapFlags::LOCKED) && !flags.contains(MapFlags::LOCKED_ONFAULT);
             return (addr, fill.then_some((old, new)));
         }

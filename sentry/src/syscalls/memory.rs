@@ -71,6 +71,7 @@ fn map_flags(bits: u32) -> MapFlags {
         (raw::MAP_LOCKED, MapFlags::LOCKED),
         (raw::MAP_STACK, MapFlags::THREAD_STACK),
         (raw::MAP_32BIT, MapFlags::LOW),
+        (raw::MAP_DENYWRITE, MapFlags::LIBRARY),
     ] {
         flags.set(flag, bits & bit != 0);
     }
