@@ -56,40 +56,46 @@ fn first_pi(bucket: &Bucket, key: FutexKey) -> Result<Option<(u64, Arc<Waiter>)>
 /// What an attempt to own a word came to.
 enum Attempt {
     Acquired,
-    /// Held by a living task; the waiters bit is set.
-    Held(Arc<Task>),
+    /// Held by the owner that the caller had looked up; the waiters bit is set.
+    Held,
+    /// Held by this tid, which the caller is to look up without the bucket.
+    HeldBy(u32),
 }
 
-/// Tries to make `task` the owner. The caller holds the bucket. EDEADLK if it is already, ESRCH if the owner does not exist.
-fn attempt(bucket: &Bucket, word: &Word, task: &Arc<Task>, set_waiters: bool) -> Result<Attempt> {
+/// Tries to make `task` the owner. The caller holds the bucket and knows that a living task has tid `owner`. EDEADLK if the
+/// caller is the owner already.
+fn attempt(bucket: &Bucket, word: &Word, task: &Arc<Task>, set_waiters: bool, owner: Option<u32>) -> Result<Attempt> {
     let tid = task.tid() as u32;
     let queue = first_pi(bucket, word.key)?.is_some();
     let mut old = word.load()?;
     loop {
-        let owner = old & FUTEX_TID_MASK;
-        if owner == tid {
+        let holder = old & FUTEX_TID_MASK;
+        if holder == tid {
             return Err(Errno::EDEADLK);
         }
-        if owner == 0 {
+        let new = if holder == 0 {
             let waiters = if set_waiters || queue { FUTEX_WAITERS } else { 0 };
-            let new = tid | old & FUTEX_OWNER_DIED | waiters;
-            let found = word.space.compare_exchange_u32(word.addr, old, new)?;
-            if found == old {
-                return Ok(Attempt::Acquired);
-            }
-            old = found;
-            continue;
+            tid | old & FUTEX_OWNER_DIED | waiters
+        } else if owner != Some(holder) {
+            return Ok(Attempt::HeldBy(holder));
+        } else {
+            old | FUTEX_WAITERS
+        };
+        let found = if new == old { old } else { word.space.compare_exchange_u32(word.addr, old, new)? };
+        if found == old {
+            return Ok(if holder == 0 { Attempt::Acquired } else { Attempt::Held });
         }
-        let holder = i32::try_from(owner).ok().and_then(|n| task.pid_namespace().task(n)).filter(|t| !t.is_dead());
-        if old & FUTEX_WAITERS == 0 {
-            let found = word.space.compare_exchange_u32(word.addr, old, old | FUTEX_WAITERS)?;
-            if found != old {
-                old = found;
-                continue;
-            }
-        }
-        return holder.map(Attempt::Held).ok_or(Errno::ESRCH);
+        old = found;
     }
+}
+
+/// Owners looked up for one call before it starts again: each means that the word has changed hands.
+const MAX_LOOKUPS: usize = 64;
+
+/// The living task that a word names as its owner. ESRCH if there is none.
+fn find_owner(task: &Arc<Task>, tid: u32) -> Result<Arc<Task>> {
+    let found = i32::try_from(tid).ok().and_then(|n| task.pid_namespace().task(n));
+    found.filter(|t| !t.is_dead()).ok_or(Errno::ESRCH)
 }
 
 /// FUTEX_TRYLOCK_PI. EAGAIN if it is held.
@@ -119,15 +125,26 @@ pub fn try_lock(task: &Arc<Task>, word: &Word) -> Result<()> {
 pub async fn lock(task: &Arc<Task>, word: &Word, deadline: Option<Nanos>) -> Result<()> {
     let futexes = &task.kernel().futexes;
     let waiter = Waiter::new(task, word, MATCH_ANY, Kind::Pi);
-    {
+    let mut owner: Option<(u32, Arc<Task>)> = None;
+    let mut held = false;
+    for _ in 0..MAX_LOOKUPS {
         let mut bucket = futexes.bucket(word.key).lock();
-        match attempt(&bucket, word, task, false)? {
+        let tid = match attempt(&bucket, word, task, false, owner.as_ref().map(|o| o.0))? {
             Attempt::Acquired => return Ok(()),
-            Attempt::Held(owner) => {
-                futexes.owners.set(None, Some(owner.global_tid()), word.key);
+            Attempt::Held => {
+                futexes.owners.set(None, owner.as_ref().map(|o| o.1.global_tid()), word.key);
                 futexes.insert(&mut bucket, word.key, &waiter);
+                held = true;
+                break;
             }
-        }
+            Attempt::HeldBy(tid) => tid,
+        };
+        drop(bucket);
+        owner = Some((tid, find_owner(task, tid)?));
+    }
+    drop(owner);
+    if !held {
+        return Err(Errno::ERESTARTNOINTR);
     }
     let queued = futexes.queued(waiter);
     let end = sleep(task, core::slice::from_ref(&queued), deadline).await;
@@ -233,48 +250,70 @@ pub fn cmp_requeue(task: &Arc<Task>, from: &Word, target: &Word, count: usize, e
         return Err(Errno::EINVAL);
     }
     let futexes = &task.kernel().futexes;
-    let mut taken = Taken::default();
-    let done = futexes.with_two(from.key, target.key, |first, mut second| {
-        if from.load()? != expected {
-            return Err(Errno::EAGAIN);
+    let mut owner: Option<(u32, Arc<Task>)> = None;
+    for _ in 0..MAX_LOOKUPS {
+        let mut taken = Taken::default();
+        let known = owner.as_ref().map(|(tid, t)| (*tid, t.global_tid()));
+        let done = futexes.with_two(from.key, target.key, |a, b| {
+            requeue_locked(futexes, a, b, from, target, count, expected, known, &mut taken)
+        });
+        taken.wake();
+        match done? {
+            Requeued::Done(n) => return Ok(n),
+            Requeued::HeldBy(tid) => owner = Some((tid, find_owner(task, tid)?)),
         }
-        let chosen: Vec<_> =
-            waiters(first, from.key).take(count.saturating_add(1)).map(|(n, w)| (n, w.clone())).collect();
-        for (_, w) in &chosen {
-            match w.kind() {
-                Kind::RequeuePi(to) if to.key == target.key => {}
-                _ => return Err(Errno::EINVAL),
-            }
+    }
+    Err(Errno::ERESTARTNOINTR)
+}
+
+enum Requeued {
+    Done(usize),
+    HeldBy(u32),
+}
+
+#[allow(clippy::too_many_arguments)]
+fn requeue_locked(
+    futexes: &Futexes,
+    first: &mut Bucket,
+    mut second: Option<&mut Bucket>,
+    from: &Word,
+    target: &Word,
+    count: usize,
+    expected: u32,
+    known: Option<(u32, i32)>,
+    taken: &mut Taken,
+) -> Result<Requeued> {
+    if from.load()? != expected {
+        return Err(Errno::EAGAIN);
+    }
+    let limit = count.saturating_add(1);
+    let chosen: Vec<_> = waiters(first, from.key).take(limit).map(|(n, w)| (n, w.clone())).collect();
+    for (_, w) in &chosen {
+        match w.kind() {
+            Kind::RequeuePi(to) if to.key == target.key => {}
+            _ => return Err(Errno::EINVAL),
         }
-        let mut owner = None;
-        let mut done = 0;
-        for (i, (n, w)) in chosen.iter().enumerate() {
-            let more = chosen.len() > 1;
-            if i == 0 {
-                let bucket = second.as_deref_mut().unwrap_or(&mut *first);
-                match attempt(bucket, target, &w.task, more)? {
-                    Attempt::Acquired => {
-                        owner = Some(w.task.global_tid());
-                        take(first, (from.key, *n), Outcome::Acquired, &mut taken);
-                        done += 1;
-                        continue;
-                    }
-                    Attempt::Held(task) => owner = Some(task.global_tid()),
-                }
-            }
-            if done >= count.saturating_add(1) {
-                break;
-            }
-            first.remove(&(from.key, *n));
+    }
+    let mut owner = None;
+    for (i, (n, w)) in chosen.iter().enumerate() {
+        if i == 0 {
             let bucket = second.as_deref_mut().unwrap_or(&mut *first);
-            futexes.requeue_to_pi(bucket, w);
-            futexes.owners.set(None, owner, target.key);
-            done += 1;
+            match attempt(bucket, target, &w.task, chosen.len() > 1, known.map(|k| k.0))? {
+                Attempt::Acquired => {
+                    owner = Some(w.task.global_tid());
+                    take(first, (from.key, *n), Outcome::Acquired, taken);
+                    continue;
+                }
+                Attempt::Held => owner = known.map(|k| k.1),
+                Attempt::HeldBy(tid) => return Ok(Requeued::HeldBy(tid)),
+            }
         }
-        Ok(done)
-    });
-    taken.wake();
-    done
+        first.remove(&(from.key, *n));
+        let bucket = second.as_deref_mut().unwrap_or(&mut *first);
+        futexes.requeue_to_pi(bucket, w);
+        futexes.owners.set(None, owner, target.key);
+    }
+    Ok(Requeued::Done(chosen.len()))
 }
 
 /// The task dies: every word it owns with waiters goes to the first of them, marked with FUTEX_OWNER_DIED.
