@@ -10,6 +10,7 @@ use crate::task::Task;
 
 const TRAP_FLAG: u64 = 0x100;
 const PF_PRESENT: u64 = 1;
+const PF_RESERVED: u64 = 8;
 
 /// A processor exception other than one that the memory code settles. The context is as [`crate::platform::Exit::Exception`] says.
 pub fn deliver_exception(task: &Arc<Task>, vector: u8, error: u32, cr2: u64) {
@@ -86,6 +87,7 @@ pub fn memory(task: &Arc<Task>, addr: u64, why: FaultSignal, error: u32) {
     if addr >= guest_abi::layout::TASK_SIZE {
         // Nothing about what lies outside the program's half may be learnt from the error code.
         trap.error |= PF_PRESENT;
+        trap.error &= !PF_RESERVED;
     }
     force_trap(task, signal, info::fault(signal, code, addr), trap);
 }

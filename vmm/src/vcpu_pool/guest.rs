@@ -126,6 +126,8 @@ impl Guest {
             present: 1,
             ..Default::default()
         };
+        // No local descriptors: a selector that names one is #GP, not an access to what a reset LDTR points at.
+        template.ldt = kvm_segment { type_: 2, unusable: 1, ..Default::default() };
         template.gdt.base = DESCRIPTOR_PAGE;
         template.gdt.limit = GDT_LIMIT;
         template.idt.base = IDT_PAGE;
