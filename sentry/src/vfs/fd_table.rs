@@ -233,6 +233,14 @@ impl FdTable {
         open.filter_map(|(i, s)| Some((i32::try_from(i).ok()?, s.as_ref()?.file.clone()))).collect()
     }
 
+    /// The numbers of at most `max` open descriptors, from `from` on.
+    pub fn numbers(&self, from: i32, max: usize) -> Vec<i32> {
+        let from = usize::try_from(from).unwrap_or(0);
+        let inner = self.inner.lock();
+        let open = inner.slots.iter().enumerate().skip(from).filter(|(_, s)| s.is_some());
+        open.filter_map(|(i, _)| i32::try_from(i).ok()).take(max).collect()
+    }
+
     /// One more than the largest open descriptor.
     pub fn end(&self) -> usize {
         let inner = self.inner.lock();

@@ -32,7 +32,7 @@ const OVERLAYFS_MAGIC: u64 = 0x794c_7630;
 const FIRST_INO: u64 = 1 << 48;
 
 /// Bytes of the memory limit for each inode or whiteout that may be made.
-const BYTES_PER_INODE: u64 = 2048;
+const BYTES_PER_INODE: u64 = 4096;
 
 /// A mounted overlay.
 pub struct OverlayFs {

@@ -258,7 +258,7 @@ impl Node {
         drop(old);
         match self.upper.get() {
             Some(upper) if whole => upper.change_attr(|a| a.nlink = 0),
-            Some(upper) => upper.add_links(-1),
+            Some(upper) => upper.lose_name(),
             None => {}
         }
         if whole || self.upper.get().is_none_or(|u| u.attr().nlink == 0) {
@@ -392,11 +392,8 @@ impl Inode for Node {
         }
         let upper = target.upper()?;
         let dir = self.upper()?;
-        if upper.attr().nlink == u32::MAX {
-            return Err(Errno::EMLINK);
-        }
+        upper.gain_name()?;
         Self::place(&mut *self.names()?.lock(), name, &target);
-        upper.add_links(1);
         target.gone.store(false, Ordering::Relaxed);
         dir.touch();
         Ok(())

@@ -183,9 +183,7 @@ impl FileOps for ProcDir {
             What::Fds | What::FdInfos => {
                 let kind = if matches!(node.row.what, What::Fds) { InodeKind::Symlink } else { InodeKind::Regular };
                 let files = node.cx.task()?.files();
-                let open = files.list(i32::try_from(feed.pos - 2).unwrap_or(i32::MAX));
-                let mut all: Option<Vec<i32>> = Some(open.into_iter().map(|(n, _)| n).collect());
-                feed.numbers(2, kind, |_| all.take().unwrap_or_default());
+                feed.numbers(2, kind, |from| files.numbers(from, PAGE));
             }
             _ => return Err(Errno::ENOTDIR),
         }

@@ -137,6 +137,11 @@ impl Xattrs {
         Ok(())
     }
 
+    /// What they count in inodes of the file system's bound: one for each started KiB.
+    pub fn charge(&self) -> u64 {
+        self.bytes.div_ceil(1024) as u64
+    }
+
     /// All names.
     pub fn names(&self) -> Vec<Vec<u8>> {
         self.map.keys().cloned().collect()

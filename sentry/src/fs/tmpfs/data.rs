@@ -21,8 +21,8 @@ use crate::{Errno, Result};
 /// Pages moved between two takings of the lock.
 const BATCH: u64 = 64;
 
-/// Pages of one hole in the middle of a host file's bytes: each costs an entry of the map.
-const MAX_EXPLICIT_HOLE: u64 = 1 << 20;
+/// Pages of holes in the middle of a host file's bytes: each costs an entry of the map.
+const MAX_EXPLICIT_HOLES: u64 = 1 << 16;
 
 /// F_SEAL_* of fcntl(2).
 pub mod seal {
@@ -540,7 +540,8 @@ impl FileData {
                 self.zero_within(&mut pages, last * PAGE_SIZE, end)?;
             }
             let shown = page_end(pages.lower_len);
-            if last < shown && last - first > MAX_EXPLICIT_HOLE {
+            let holes = pages.map.len() as u64 - pages.frames;
+            if last < shown && (last - first).saturating_add(holes) > MAX_EXPLICIT_HOLES {
                 return Err(Errno::EOPNOTSUPP);
             }
             let frames = self.take_range(&mut pages, first, last);

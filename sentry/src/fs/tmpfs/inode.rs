@@ -91,7 +91,7 @@ impl TmpInode {
         xattrs: Xattrs,
         body: Body,
     ) -> Result<Arc<TmpInode>> {
-        shared.quota.inodes.take(1)?;
+        shared.quota.inodes.take(1 + xattrs.charge())?;
         Ok(Arc::new(TmpInode {
             shared: shared.clone(),
             ino,
@@ -160,11 +160,35 @@ impl TmpInode {
         self.dead.load(Ordering::Relaxed)
     }
 
-    /// Adds `n` to nlink and sets ctime.
+    /// Adds `n` to a directory's nlink and sets ctime.
     pub fn add_links(&self, n: i32) {
         let now = self.shared.now();
         let mut attr = self.attr.lock();
         attr.nlink = attr.nlink.saturating_add_signed(n);
+        attr.ctime = now;
+    }
+
+    /// A non-directory gets another name. Each name beyond the first counts as an inode, as on Linux. EMLINK, ENOSPC.
+    pub fn gain_name(&self) -> Result<()> {
+        let now = self.shared.now();
+        let mut attr = self.attr.lock();
+        let nlink = attr.nlink.checked_add(1).ok_or(Errno::EMLINK)?;
+        if attr.nlink > 0 {
+            self.shared.quota.inodes.take(1)?;
+        }
+        attr.nlink = nlink;
+        attr.ctime = now;
+        Ok(())
+    }
+
+    /// A non-directory has lost a name.
+    pub fn lose_name(&self) {
+        let now = self.shared.now();
+        let mut attr = self.attr.lock();
+        if attr.nlink > 1 {
+            self.shared.quota.inodes.give(1);
+        }
+        attr.nlink = attr.nlink.saturating_sub(1);
         attr.ctime = now;
     }
 
@@ -230,7 +254,7 @@ impl TmpInode {
 
 impl Drop for TmpInode {
     fn drop(&mut self) {
-        self.shared.quota.inodes.give(1);
+        self.shared.quota.inodes.give(1 + self.xattrs.get_mut().charge());
         // Trees are as deep as the guest likes: take them down with a list, not with the stack.
         let Body::Directory(children) = &mut self.body else { return };
         let mut doomed: Vec<Arc<TmpInode>> = children.get_mut().take_all().collect();
@@ -308,12 +332,9 @@ impl Inode for TmpInode {
             if children.get(name).is_some() {
                 return Err(Errno::EEXIST);
             }
-            if target.attr.lock().nlink == u32::MAX {
-                return Err(Errno::EMLINK);
-            }
+            target.gain_name()?;
             children.insert(name, target.clone());
         }
-        target.add_links(1);
         self.touch();
         Ok(())
     }
@@ -328,7 +349,7 @@ impl Inode for TmpInode {
             }
         };
         if let Some(child) = child {
-            child.add_links(-1);
+            child.lose_name();
         }
         self.touch();
         Ok(())
@@ -389,7 +410,21 @@ impl Inode for TmpInode {
         if !xattr_supported(name) {
             return Err(Errno::EOPNOTSUPP);
         }
-        self.xattrs.lock().set(name, value, flags)?;
+        {
+            let mut xattrs = self.xattrs.lock();
+            let before = xattrs.charge();
+            let old = xattrs.get(name).ok();
+            xattrs.set(name, value, flags)?;
+            let after = xattrs.charge();
+            if after > before && self.shared.quota.inodes.take(after - before).is_err() {
+                match old {
+                    Some(old) => xattrs.set(name, &old, 0)?,
+                    None => xattrs.remove(name)?,
+                }
+                return Err(Errno::ENOSPC);
+            }
+            self.shared.quota.inodes.give(before.saturating_sub(after));
+        }
         self.touch_ctime();
         Ok(())
     }
@@ -398,7 +433,12 @@ impl Inode for TmpInode {
         if !xattr_supported(name) {
             return Err(Errno::EOPNOTSUPP);
         }
-        self.xattrs.lock().remove(name)?;
+        {
+            let mut xattrs = self.xattrs.lock();
+            let before = xattrs.charge();
+            xattrs.remove(name)?;
+            self.shared.quota.inodes.give(before.saturating_sub(xattrs.charge()));
+        }
         self.touch_ctime();
         Ok(())
     }

@@ -100,7 +100,7 @@ pub(super) fn rename(old_dir: &TmpInode, name: &[u8], new_dir: &TmpInode, new_na
             if is_dir(target) {
                 new_dir.add_links(-1);
             } else {
-                target.add_links(-1);
+                target.lose_name();
             }
         }
         if is_dir(&moved) {
