@@ -6,6 +6,7 @@ use super::options::DoctorOptions;
 use crate::entry::TrapMode;
 use crate::jail;
 use crate::platform::{Config, KvmPlatform};
+use crate::self_test;
 
 /// Memory of the machine that is tried: enough for the self-test.
 const TRIAL_MEMORY: u64 = 64 << 20;
@@ -66,6 +67,13 @@ pub fn doctor(options: &DoctorOptions) -> Result<u8, Failure> {
             "si_addr of a SIGBUS from a truncated host file is not exact; Linux 6.9 has it",
         ),
     ];
+    let coherence = self_test::coherence(&platform);
+    findings.push(Finding::judged(
+        "page-table coherence",
+        coherence.is_ok(),
+        coherence.err().unwrap_or_else(|| "changes reach the guest".to_owned()),
+        "this KVM keeps translations that were taken away: no sandbox is safe on it",
+    ));
     let landlock = jail::landlock_abi();
     findings.push(Finding::judged(
         "Landlock",
