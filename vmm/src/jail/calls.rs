@@ -11,6 +11,7 @@ use seccompiler::{
 
 use super::{JailError, Refusal};
 use crate::host::TERMINAL_REQUESTS;
+use crate::memory::NUDGE_REQUESTS;
 
 /// Calls that are harmless whatever their arguments, because those name only what the process holds already.
 const ALLOWED: &[(i64, &str)] = &[
@@ -138,7 +139,11 @@ fn one(arg: u8, len: Len, op: Op, value: u64) -> Result<SeccompRule, JailError> 
 
 /// Calls that are allowed with some arguments only.
 fn conditional(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> Result<(), JailError> {
-    let requests = KVM_REQUESTS.iter().copied().chain(TERMINAL_REQUESTS.iter().map(|r| u64::from(*r)));
+    let requests = KVM_REQUESTS
+        .iter()
+        .copied()
+        .chain(NUDGE_REQUESTS.iter().copied())
+        .chain(TERMINAL_REQUESTS.iter().map(|r| u64::from(*r)));
     let ioctls = requests.map(|r| one(1, Len::Dword, Op::Eq, r)).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_ioctl, ioctls);
 

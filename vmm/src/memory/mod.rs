@@ -15,11 +15,14 @@ use sentry::platform::{Memory, PhysAddr, PhysRange};
 
 mod chunk;
 pub mod frames;
+mod nudge;
 pub mod region;
 pub mod slots;
 pub mod tables;
 pub mod trycopy;
 pub mod windows;
+
+pub(crate) use nudge::REQUESTS as NUDGE_REQUESTS;
 
 use frames::{Budget, Frames};
 use region::Region;
@@ -183,8 +186,10 @@ impl GuestMemory {
             let done = if slots::WINDOWS.contains(pa) {
                 // The page cache keeps the contents; only translations go.
                 self.region.discard(pa, len)
-            } else {
+            } else if slots::PRIVATE_WINDOWS.contains(pa) {
                 self.region.flicker(pa, len)
+            } else {
+                self.region.forget(pa, len)
             };
             if let Err(e) = done {
                 log::error!("translations of {len} bytes at {start:#x} cannot be dropped: {e}");

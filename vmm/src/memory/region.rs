@@ -11,6 +11,8 @@ use std::ptr::{self, NonNull};
 use guest_abi::Errno;
 use sentry::platform::PhysAddr;
 
+use super::nudge::Nudge;
+
 /// Bytes of guest-physical address space: 2^39, which every x86-64 processor's physical addresses reach.
 pub const SPAN: u64 = 1 << 39;
 /// Alignment of the reservation: guest huge pages may be backed by host huge pages.
@@ -39,6 +41,7 @@ pub struct Region {
     raw: NonNull<u8>,
     raw_len: usize,
     base: NonNull<u8>,
+    nudge: Nudge,
 }
 
 // SAFETY: the region is only addresses; all access to the bytes goes through raw pointers and assembly that assume nothing
@@ -67,7 +70,7 @@ impl Region {
         let base = unsafe { raw.add(skip) };
         // SAFETY: advice on our own mapping; failure only makes core dumps larger.
         unsafe { libc::madvise(raw.as_ptr().cast(), raw_len, libc::MADV_DONTDUMP) };
-        Ok(Region { raw, raw_len, base })
+        Ok(Region { raw, raw_len, base, nudge: Nudge::new() })
     }
 
     /// The host address of `len` bytes at `pa`, or EFAULT where they leave the span. The memory may be PROT_NONE.
@@ -99,6 +102,13 @@ impl Region {
         self.fixed(pa, len, Rights::ReadWrite.prot(), flags, -1, 0)?;
         self.advise(pa, len, libc::MADV_DONTDUMP)?;
         Ok(())
+    }
+
+    /// Prepares committed memory for [`Region::forget`].
+    pub fn cover(&self, pa: PhysAddr, len: u64) {
+        if let Ok(at) = self.host(pa, len as usize) {
+            self.nudge.cover(at, len);
+        }
     }
 
     /// Asks for huge pages behind a range, which makes populating cheap; a host without them still works.
@@ -145,6 +155,16 @@ impl Region {
     /// Makes a file mapping's pages present, reading what is not cached.
     pub fn populate_read(&self, pa: PhysAddr, len: u64) -> io::Result<()> {
         self.advise(pa, len, libc::MADV_POPULATE_READ)
+    }
+
+    /// Makes every vCPU drop its translations of private memory, by the cheapest way that the host has.
+    pub fn forget(&self, pa: PhysAddr, len: u64) -> io::Result<()> {
+        if let Ok(at) = self.host(pa, len as usize)
+            && self.nudge.nudge(at, len)
+        {
+            return Ok(());
+        }
+        self.flicker(pa, len)
     }
 
     /// Makes every vCPU drop its translations of private memory: the rights change and change back, which the host kernel

@@ -121,6 +121,7 @@ impl Area {
             // The first piece stays in small pages: a small sandbox then takes no more memory than it uses.
             let small = if grown == 0 { len.min(2 * MIB) } else { 0 };
             region.prefer_huge(PhysAddr(pa.0 + small), len - small);
+            region.cover(pa, len);
         }
         match done.and_then(|()| registry.set(region, slot, pa, len)) {
             Ok(()) => {
