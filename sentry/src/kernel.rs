@@ -14,10 +14,13 @@ use crate::ns::uts::UtsNamespace;
 use crate::platform::Platform;
 use crate::sched::Scheduler;
 use crate::signal::queue::PendingCounts;
+use crate::syscalls::dispatch::Dispatch;
+use crate::syscalls::strace::Trace;
 use crate::task::ThreadGroup;
 use crate::task::pid_namespace::PidNamespace;
+use crate::task::run::SystemCalls;
 use crate::time::timer::Timers;
-use crate::trace::{Stats, Trace};
+use crate::trace::Stats;
 use crate::vfs::MountNamespace;
 use crate::{Errno, Result};
 
@@ -138,6 +141,11 @@ impl Kernel {
     /// Random bytes that name this run (/proc/sys/kernel/random/boot_id).
     pub fn boot_id(&self) -> [u8; 16] {
         self.boot_id
+    }
+
+    /// The system call layer.
+    pub fn system_calls(&self) -> &'static dyn SystemCalls {
+        &Dispatch
     }
 
     /// Nanoseconds since the sandbox started: what the guest sees as uptime.

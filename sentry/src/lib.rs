@@ -1,8 +1,9 @@
 //! The sentry: a Linux-compatible kernel in safe Rust. It owns tasks, namespaces, signals, memory, files, sockets, time
 //! and the system calls, and knows the machine only through the traits of [`platform`].
 //!
-//! Direction of imports: `syscalls → {fs, socket, ipc, loader} → {task, signal} → {vfs, mm, ns, futex} →
-//! {time, sched, trace} → {event, platform} → lock`; sideways only inside a brace. `kernel` holds handles and may be named by all.
+//! Direction of imports: `syscalls → {fs, socket} → {task, signal, futex, timers, loader} → {vfs, mm, ns} →
+//! {time, sched, trace} → {event, platform} → lock`; sideways only inside a brace, upward only through a trait owned by the lower
+//! module. `kernel` holds handles and may name all.
 #![forbid(unsafe_code)]
 
 pub mod event;
@@ -20,6 +21,7 @@ pub mod socket;
 pub mod syscalls;
 pub mod task;
 pub mod time;
+pub mod timers;
 pub mod trace;
 pub mod vfs;
 

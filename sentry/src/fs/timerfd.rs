@@ -11,8 +11,8 @@ use crate::lock::{Mutex, Rank};
 use crate::mm::IoDest;
 use crate::task::Task;
 use crate::time::Nanos;
-use crate::time::alarm::{Expire, Schedule};
-use crate::time::clock::Clock;
+use crate::timers::alarm::{Expire, Schedule};
+use crate::timers::clock::Clock;
 use crate::vfs::{File, FileOps, OpenFlags};
 use crate::{Errno, Result};
 

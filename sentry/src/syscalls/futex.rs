@@ -11,7 +11,8 @@ use super::table::Row;
 use crate::futex::{self, MATCH_ANY, WaitAny, Word, pi, robust};
 use crate::row;
 use crate::task::Task;
-use crate::time::{Nanos, clock};
+use crate::time::Nanos;
+use crate::timers::clock;
 use crate::{Errno, Result};
 
 /// The rows of this area.

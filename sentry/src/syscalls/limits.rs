@@ -68,7 +68,7 @@ fn change(task: &Task, target: &Task, which: Resource, new: Rlimit) -> Result<()
         space.set_limits(crate::loader::space_limits(target));
     }
     if which == Resource::Cpu {
-        crate::time::cpu::watch_limit(target.group());
+        crate::timers::cpu::watch_limit(target.group());
     }
     Ok(())
 }

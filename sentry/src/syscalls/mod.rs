@@ -4,6 +4,7 @@
 pub mod args;
 pub mod attr;
 pub mod directory;
+pub mod dispatch;
 pub mod epoll;
 pub mod fcntl;
 pub mod file;
@@ -26,6 +27,7 @@ pub mod sched;
 pub mod signal;
 pub mod socket;
 pub mod stat;
+pub mod strace;
 pub mod sync;
 pub mod system;
 pub mod table;

@@ -13,7 +13,7 @@ use crate::signal::queue::code;
 use crate::signal::{self, Sender, SigSet, Signal, action, altstack, deliver, frame, send};
 use crate::task::Task;
 use crate::task::limits::Resource;
-use crate::time::clock;
+use crate::timers::clock;
 use crate::vfs::OpenFlags;
 use crate::{Errno, Result};
 

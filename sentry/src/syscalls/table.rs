@@ -26,13 +26,13 @@ pub enum Handler {
     /// Never blocks.
     Fast(fn(&Call<'_>) -> Result<u64>),
     /// May block.
-    Slow(for<'a> fn(&'a Call<'a>) -> SlowCall<'a>),
+    Slow(for<'a> fn(&Call<'a>) -> SlowCall<'a>),
     /// `fast` answers, or gives None where it would block; then `slow` serves the call from its beginning.
     Both {
         /// The first attempt.
         fast: fn(&Call<'_>) -> Result<Option<u64>>,
         /// The blocking form.
-        slow: for<'a> fn(&'a Call<'a>) -> SlowCall<'a>,
+        slow: for<'a> fn(&Call<'a>) -> SlowCall<'a>,
     },
 }
 

@@ -15,9 +15,10 @@ use crate::signal::state::SlowCall;
 use crate::signal::{RestartBlock, Signal};
 use crate::task::Task;
 use crate::task::limits::Resource;
-use crate::time::clock::{self, Clock, CpuClock, CpuOwner};
-use crate::time::itimer::{self, Which};
-use crate::time::{Nanos, cpu, posix_timer};
+use crate::time::Nanos;
+use crate::timers::clock::{self, Clock, CpuClock, CpuOwner};
+use crate::timers::itimer::{self, Which};
+use crate::timers::{cpu, posix_timer};
 use crate::vfs::OpenFlags;
 use crate::{Errno, Result};
 

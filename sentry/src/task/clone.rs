@@ -268,7 +268,7 @@ fn build(
         let _ = space.write(UserPtr::new(r.child_tid), &pid.own());
     }
     if f & THREAD == 0 {
-        crate::time::cpu::watch_limit(task.group());
+        crate::timers::cpu::watch_limit(task.group());
     }
     run::start(&task);
     Ok((task, vfork))

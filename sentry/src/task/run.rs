@@ -1,21 +1,36 @@
 //! The life of a task: settle signals, enter the guest, serve why it left, again. Owns the loop; what happens in it belongs to
 //! others.
+use core::future::Future;
+use core::pin::Pin;
 use std::sync::Arc;
 
 use guest_abi::UserAddr;
 
 use super::{Task, exit};
-use crate::Errno;
+use crate::Result;
 use crate::platform::Exit;
 use crate::sched::{self, current_cpu};
 use crate::signal::{self, fault};
-use crate::syscalls::table::{self, Call, Handler};
 use crate::trace::ExitReason;
 
 /// Page fault error code: the access was a write.
 const PF_WRITE: u32 = 2;
 /// Page fault error code: the access was an instruction fetch.
 const PF_EXEC: u32 = 16;
+
+/// A call that has been begun.
+pub enum Served<'a> {
+    /// It is over.
+    Done(Result<u64>),
+    /// It may block: the rest of it.
+    Blocks(Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>),
+}
+
+/// The system call layer, which lies above tasks.
+pub trait SystemCalls: Send + Sync {
+    /// Begins call `nr` for `task`.
+    fn serve<'a>(&self, task: &'a Arc<Task>, nr: u64, args: [u64; 6]) -> Served<'a>;
+}
 
 /// Lets a complete task run.
 pub(super) fn start(task: &Arc<Task>) {
@@ -75,7 +90,7 @@ fn enter(task: &Task) -> Exit {
     let clock = &task.sched.clock;
     let now = kernel.platform.monotonic();
     clock.enter_guest(now);
-    crate::time::cpu::task_runs(task);
+    crate::timers::cpu::task_runs(task);
     if let Some(vdso) = &kernel.vdso {
         vdso.refresh_if_due(&*kernel.platform, now);
     }
@@ -105,7 +120,6 @@ fn page_fault(task: &Arc<Task>, error: u32, cr2: u64) {
 }
 
 async fn syscall(task: &Arc<Task>) {
-    let kernel = task.kernel();
     let (nr, args) = {
         let mut c = task.context.lock();
         c.orig_rax = c.rax;
@@ -113,22 +127,10 @@ async fn syscall(task: &Arc<Task>) {
         // The kernel's entry code looks at 32 bits only.
         (u64::from(c.rax as u32), args)
     };
-    kernel.stats.syscall(current_cpu().unwrap_or(0), nr);
-    let call = Call { task, nr, args };
-    let traced = kernel.trace.get().and_then(|t| t.enter(&call));
-    let result = match table::row(nr).map(|r| r.handler) {
-        None => Err(Errno::ENOSYS),
-        Some(Handler::Fast(f)) => f(&call),
-        Some(Handler::Slow(f)) => f(&call).await,
-        Some(Handler::Both { fast, slow }) => match fast(&call) {
-            Ok(Some(v)) => Ok(v),
-            Ok(None) => slow(&call).await,
-            Err(e) => Err(e),
-        },
+    let result = match task.kernel().system_calls().serve(task, nr, args) {
+        Served::Done(result) => result,
+        Served::Blocks(rest) => rest.await,
     };
-    if let (Some(trace), Some(text)) = (kernel.trace.get(), traced) {
-        trace.exit(text, result);
-    }
     task.context.lock().rax = match result {
         Ok(v) => v,
         Err(e) => e.to_rax(),

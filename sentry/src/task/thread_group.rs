@@ -11,7 +11,8 @@ use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
 use crate::sched::{Usage, UsageValue};
 use crate::signal::GroupSignals;
-use crate::time::{GroupTimers, Nanos};
+use crate::time::Nanos;
+use crate::timers::GroupTimers;
 use crate::vfs::File;
 
 /// What the last execve(2) made of the process, for /proc.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
-use sentry::trace::strace;
+use sentry::syscalls::strace;
 
 use super::Failure;
 

@@ -3,7 +3,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use sentry::trace::{Filter, Trace};
+use sentry::syscalls::strace::{Filter, Trace};
 
 use super::logging::Output;
 use super::options::RunOptions;

@@ -1,3 +1,4 @@
+//! Tests of this module.
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;

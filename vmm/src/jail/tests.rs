@@ -1,3 +1,4 @@
+//! Tests of this module.
 use std::fs;
 use std::process::Command;
 

@@ -1,3 +1,4 @@
+//! Tests of this module.
 use std::fs::File;
 use std::os::fd::AsFd;
 

@@ -17,9 +17,9 @@ use sentry::fs::stdio::StdioFile;
 use sentry::fs::{Bind, RootConfig, assemble_root};
 use sentry::kernel::KernelConfig;
 use sentry::ns::user::Credentials;
+use sentry::syscalls::strace::Trace;
 use sentry::task::init::InitConfig;
 use sentry::time::timer::Armed;
-use sentry::trace::Trace;
 use sentry::vfs::{File, OpenFlags};
 
 pub use error::SandboxError;

@@ -1,3 +1,4 @@
+//! Tests of this module.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,3 +1,4 @@
+//! Tests of this module.
 use std::sync::Arc;
 
 use super::data::{FileData, seal};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use guest_abi::types::{Timespec, Timeval};
 use linux_raw_sys::general::*;
 
-use super::Nanos;
 use crate::task::{Task, ThreadGroup};
+use crate::time::Nanos;
 use crate::{Errno, Kernel, Result};
 
 /// Nanoseconds in a second.

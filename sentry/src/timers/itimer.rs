@@ -1,12 +1,12 @@
 //! Interval timers (setitimer(2)): one real, one virtual and one profiling timer a group. Owns their state; the signal does the rest.
 use std::sync::{Arc, Weak};
 
-use super::Nanos;
 use super::alarm::{Expire, Schedule};
 use super::clock::{Clock, CpuClock, CpuOwner, CpuPart};
 use crate::lock::{Mutex, Rank};
 use crate::signal::{Sender, Signal, info, send_to_group};
 use crate::task::ThreadGroup;
+use crate::time::Nanos;
 
 /// Which of the three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

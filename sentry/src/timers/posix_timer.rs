@@ -5,13 +5,13 @@ use std::sync::{Arc, Weak};
 
 use guest_abi::types::SigInfo;
 
-use super::Nanos;
 use super::alarm::{Expire, Schedule};
 use super::clock::{Clock, TICK};
 use crate::lock::{Mutex, Rank};
 use crate::signal::queue::{Charge, TimerSignal};
 use crate::signal::{Signal, info, send};
 use crate::task::{Task, ThreadGroup};
+use crate::time::Nanos;
 use crate::{Errno, Result};
 
 /// Whom an expiry is told to.

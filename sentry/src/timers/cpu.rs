@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, Weak};
 
-use super::Nanos;
 use super::clock::{CpuClock, CpuOwner, CpuPart, SECOND};
-use super::timer::{Armed, TimerTarget};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::signal::{Sender, Signal, info, send_to_group};
 use crate::task::limits::Resource;
 use crate::task::{Task, ThreadGroup};
+use crate::time::Nanos;
+use crate::time::timer::{Armed, TimerTarget};
 
 /// No alarm closer than this, so that many small steps towards a point do not become a storm.
 const NEAREST: Nanos = 20_000;

@@ -2,11 +2,11 @@
 //! clocks. Owns the arming; the period and what expires are its user's.
 use std::sync::{Arc, Weak};
 
-use super::Nanos;
 use super::clock::Clock;
 use super::cpu::CpuArmed;
-use super::timer::{Armed, TimerTarget};
 use crate::Kernel;
+use crate::time::Nanos;
+use crate::time::timer::{Armed, TimerTarget};
 
 /// Something that expires.
 pub trait Expire: Send + Sync {

@@ -1,0 +1,32 @@
+//! Clocks as the guest sees them and what can be armed on them: interval timers, POSIX timers, CPU-time alarms. Owns periods and
+//! expirations; never the heap of deadlines (`time::timer`).
+pub mod alarm;
+pub mod clock;
+pub mod cpu;
+pub mod itimer;
+pub mod posix_timer;
+
+/// The timers of a thread group.
+#[derive(Default)]
+pub struct GroupTimers {
+    /// setitimer(2).
+    pub interval: itimer::IntervalTimers,
+    /// timer_create(2).
+    pub posix: posix_timer::PosixTimers,
+    /// Alarms on the group's CPU clocks.
+    pub cpu: cpu::CpuAlarms,
+}
+
+impl GroupTimers {
+    /// execve(2): POSIX timers go, interval timers stay.
+    pub fn reset_for_exec(&self) {
+        self.posix.clear();
+    }
+
+    /// The group is gone.
+    pub fn clear(&self) {
+        self.posix.clear();
+        self.interval.clear();
+        self.cpu.clear();
+    }
+}
