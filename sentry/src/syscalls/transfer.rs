@@ -2,7 +2,6 @@
 use std::sync::Arc;
 
 use guest_abi::UserPtr;
-use linux_raw_sys::general as raw;
 
 use super::args::{Bits, Fd};
 use super::io::{self, MAX_RW_COUNT, Owned};
