@@ -282,8 +282,18 @@ impl FileOps for StdioFile {
         Some(self.stream.stat())
     }
 
-    fn set_attr(&self, _change: &AttrChange) -> Option<Result<()>> {
-        Some(Err(Errno::EPERM))
+    fn truncate(&self, len: u64) -> Result<()> {
+        self.stream.truncate(len)
+    }
+
+    fn set_attr(&self, change: &AttrChange) -> Option<Result<()>> {
+        // The length alone is the guest's to change: `> /dev/stdout` asks for it.
+        let AttrChange { mode, uid, gid, size, atime, mtime } = *change;
+        let others = mode.is_some() || uid.is_some() || gid.is_some() || atime.is_some() || mtime.is_some();
+        Some(match size {
+            Some(len) if !others => self.stream.truncate(len),
+            _ => Err(Errno::EPERM),
+        })
     }
 
     fn proc_name(&self) -> Vec<u8> {

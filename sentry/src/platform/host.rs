@@ -144,6 +144,10 @@ pub trait HostStream: Send + Sync {
     /// A terminal request that does not concern sessions (TCGETS, TCSETS*, TIOCGWINSZ, TIOCSWINSZ, FIONREAD …): `data` goes in
     /// and comes out. ENOTTY if the stream does not know it.
     fn terminal_request(&self, request: u32, data: &mut [u8]) -> Result<u64, Errno>;
+    /// ftruncate for a stream that is a regular file open for writing; EINVAL otherwise.
+    fn truncate(&self, _len: u64) -> Result<(), Errno> {
+        Err(Errno::EINVAL)
+    }
     /// lseek for a stream that is a regular file; ESPIPE otherwise.
     fn seek(&self, offset: i64, whence: u32) -> Result<u64, Errno>;
 }

@@ -236,6 +236,13 @@ impl HostStream for Stream {
         terminal::request(self.fd(), request, data)
     }
 
+    fn truncate(&self, len: u64) -> Result<(), Errno> {
+        if !self.regular {
+            return Err(Errno::EINVAL);
+        }
+        rustix::fs::ftruncate(self.fd(), len).map_err(errno)
+    }
+
     fn seek(&self, offset: i64, whence: u32) -> Result<u64, Errno> {
         if !self.regular {
             return Err(Errno::ESPIPE);
