@@ -322,16 +322,20 @@ fn get_lock(task: &Arc<Task>, file: &Arc<File>, op: u32, ptr: UserPtr<Flock>) ->
 // flock
 
 fn flock_once(task: &Arc<Task>, fd: Fd, operation: u32) -> Result<Option<Arc<FileLocks>>> {
+    // Mandatory locks are no more; Linux takes the request and does nothing.
+    if operation & raw::LOCK_MAND != 0 {
+        return Ok(None);
+    }
+    let operation_kind = operation & !raw::LOCK_NB;
+    if !matches!(operation_kind, raw::LOCK_SH | raw::LOCK_EX | raw::LOCK_UN) {
+        return Err(Errno::EINVAL);
+    }
     let file = super::place::file(task, fd)?;
-    let exclusive = match operation & !raw::LOCK_NB {
-        raw::LOCK_SH => false,
-        raw::LOCK_EX => true,
-        raw::LOCK_UN => {
-            lock::locks_of(&file)?.funlock(&file);
-            return Ok(None);
-        }
-        _ => return Err(Errno::EINVAL),
-    };
+    if operation_kind == raw::LOCK_UN {
+        lock::locks_of(&file)?.funlock(&file);
+        return Ok(None);
+    }
+    let exclusive = operation_kind == raw::LOCK_EX;
     let locks = lock::locks_of(&file)?;
     match locks.flock(&file, exclusive) {
         Ok(()) => Ok(None),

@@ -150,16 +150,27 @@ fn readable(task: &Task, fd: Fd) -> Result<Arc<File>> {
     if file.flags().readable() { Ok(file) } else { Err(Errno::EBADF) }
 }
 
+/// EINVAL for a range that ends beyond the largest offset, as rw_verify_area() has it.
+fn check_range(pos: u64, len: usize) -> Result<()> {
+    let end = pos.checked_add(len as u64).and_then(|end| i64::try_from(end).ok());
+    end.map(|_| ()).ok_or(Errno::EINVAL)
+}
+
 /// Reads once at a position or at the file's own, which follows.
 pub fn read_at(task: &Task, file: &File, dst: &mut IoDest<'_>, pos: Option<u64>) -> Result<usize> {
+    let ops = file.ops();
     if file.kind() == Some(InodeKind::Directory) {
+        check_range(pos.unwrap_or_else(|| *file.position()), dst.remaining())?;
         return Err(Errno::EISDIR);
     }
-    let ops = file.ops();
     let n = match pos {
-        Some(pos) => ops.read_as(file, task, dst, pos)?,
+        Some(pos) => {
+            check_range(pos, dst.remaining())?;
+            ops.read_as(file, task, dst, pos)?
+        }
         None if ops.seekable() => {
             let mut at = file.position();
+            check_range(*at, dst.remaining())?;
             let n = ops.read_as(file, task, dst, *at)?;
             *at = at.saturating_add(n as u64);
             n
@@ -282,6 +293,7 @@ pub fn write_at<'s, S: AsMut<IoSource<'s>>>(
     let appends = append || own_append;
     let mut at = pos.is_none().then(|| file.position());
     let start = if appends { ops.size()? } else { pos.or(at.as_deref().copied()).unwrap_or(0) };
+    check_range(start, len)?;
     let room = file_size_room(task, file, start, len)?;
     let n = ops.write_as(file, &**task, source(room)?.as_mut(), start)?;
     if let Some(at) = at.as_deref_mut()

@@ -84,11 +84,11 @@ pub fn used(dentry: &Arc<Dentry>, mask: u32) {
         return;
     }
     let mask = mask | dir_bit(dentry.is_dir());
-    tell(dentry, &Event { mask, cookie: 0, name: None, unlinked: false });
     if let Some(parent) = dentry.parent() {
         let name = dentry.name();
         tell(&parent, &Event { mask, cookie: 0, name: Some(&name), unlinked: dentry.is_gone() });
     }
+    tell(dentry, &Event { mask, cookie: 0, name: None, unlinked: false });
 }
 
 /// As [`used`], for an open file.
@@ -115,14 +115,11 @@ pub fn removed(dir: &Dentry, name: &[u8], victim: &Arc<Dentry>) {
     if idle() {
         return;
     }
-    let last = lost_link(victim);
+    replaced(victim);
     child(dir, name, victim.is_dir(), raw::IN_DELETE, 0);
-    if last {
-        itself(victim, raw::IN_DELETE_SELF);
-    }
 }
 
-/// A name was replaced by a rename.
+/// A name of the inode is gone: what its own watches hear.
 pub fn replaced(victim: &Arc<Dentry>) {
     if !idle() && lost_link(victim) {
         itself(victim, raw::IN_DELETE_SELF);
