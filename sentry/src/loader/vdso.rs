@@ -220,11 +220,19 @@ impl Code {
         a.jne(begin)
     }
 
-    /// rax = seconds, rdx = nanoseconds of rax nanoseconds.
+    /// rax = seconds, rdx = nanoseconds of rax nanoseconds. A division would take longer than all the rest: 10^9 is
+    /// 2^9 × 1953125, and the multiplier is 2^75 / 1953125 rounded up.
     fn split(&mut self) -> Result<(), IcedError> {
-        self.asm.xor(edx, edx)?;
-        self.asm.mov(ecx, 1_000_000_000)?;
-        self.asm.div(rcx)
+        let a = &mut self.asm;
+        a.mov(rcx, rax)?;
+        a.shr(rax, 9)?;
+        a.mov(rdx, 0x0044_b82f_a09b_5a53u64)?;
+        a.mul(rdx)?;
+        a.shr(rdx, 11)?;
+        a.mov(rax, rdx)?;
+        a.imul_3(rdx, rdx, 1_000_000_000)?;
+        a.sub(rcx, rdx)?;
+        a.mov(rdx, rcx)
     }
 
     /// Goes to `fallback` unless the clock in edi is served.
@@ -259,11 +267,10 @@ impl Code {
         self.split()?;
         let a = &mut self.asm;
         a.mov(qword_ptr(rdi), rax)?;
-        a.mov(rax, rdx)?;
-        a.xor(edx, edx)?;
-        a.mov(ecx, 1000)?;
-        a.div(rcx)?;
-        a.mov(qword_ptr(rdi + 8), rax)?;
+        // Microseconds: 2^38 / 1000 rounded up is exact for 32 bits.
+        a.imul_3(rdx, rdx, 274_877_907)?;
+        a.shr(rdx, 38)?;
+        a.mov(qword_ptr(rdi + 8), rdx)?;
         a.set_label(&mut no_time)?;
         a.test(rsi, rsi)?;
         a.jz(no_zone)?;
