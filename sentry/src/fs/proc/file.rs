@@ -1,6 +1,6 @@
 //! Open files and directories of /proc.
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use guest_abi::UserAddr;
 
@@ -218,18 +218,19 @@ fn list_tasks(cx: &Cx, feed: &mut Feed<'_>) -> Result<()> {
 
 /// /proc/PID/mem.
 pub(super) struct MemFile {
-    space: Option<Arc<AddressSpace>>,
+    /// Weak: an open descriptor does not keep the memory of a process that is gone.
+    space: Weak<AddressSpace>,
 }
 
 impl MemFile {
     pub(super) fn new(space: Option<Arc<AddressSpace>>) -> MemFile {
-        MemFile { space }
+        MemFile { space: space.map_or_else(Weak::new, |s| Arc::downgrade(&s)) }
     }
 }
 
 impl FileOps for MemFile {
     fn read(&self, _file: &File, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
-        let Some(space) = &self.space else { return Ok(0) };
+        let Some(space) = self.space.upgrade() else { return Ok(0) };
         let mut buffer = [0; 4096];
         let mut total = 0;
         while dst.remaining() > 0 {
@@ -249,7 +250,7 @@ impl FileOps for MemFile {
     }
 
     fn write(&self, _file: &File, src: &mut IoSource<'_>, pos: u64) -> Result<usize> {
-        let Some(space) = &self.space else { return Ok(0) };
+        let Some(space) = self.space.upgrade() else { return Ok(0) };
         let mut buffer = [0; 4096];
         let mut total = 0;
         while src.remaining() > 0 {

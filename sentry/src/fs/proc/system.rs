@@ -30,6 +30,7 @@ static ROOT_ROWS: &[Row] = &[
     text("stat", 0o444, stat),
     text("swaps", 0o444, |_| Ok(b"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n".to_vec())),
     dir("sys", sysctl::SYS_ROWS),
+    dir("tty", &[text("drivers", 0o444, tty_drivers), text("ldiscs", 0o444, |_| Ok(b"n_tty       0\n".to_vec()))]),
     text("uptime", 0o444, uptime),
     text("version", 0o444, version),
     text("vmstat", 0o444, vmstat),
@@ -89,6 +90,20 @@ fn cmdline(cx: &Cx) -> Result<Vec<u8>> {
 fn devices(_: &Cx) -> Result<Vec<u8>> {
     Ok(b"Character devices:\n  1 mem\n  5 /dev/tty\n  5 /dev/console\n  5 /dev/ptmx\n136 pts\n\nBlock devices:\n"
         .to_vec())
+}
+
+fn tty_drivers(_: &Cx) -> Result<Vec<u8>> {
+    let mut out = String::new();
+    for (driver, node, major, minors, kind) in [
+        ("/dev/tty", "/dev/tty", 5, "0", "system:/dev/tty"),
+        ("/dev/console", "/dev/console", 5, "1", "system:console"),
+        ("/dev/ptmx", "/dev/ptmx", 5, "2", "system"),
+        ("pty_slave", "/dev/pts", 136, "0-1048575", "pty:slave"),
+        ("pty_master", "/dev/ptm", 128, "0-1048575", "pty:master"),
+    ] {
+        let _ = writeln!(out, "{driver:<20} {node:<8} {major:>3} {minors} {kind}");
+    }
+    Ok(out.into_bytes())
 }
 
 fn filesystems(_: &Cx) -> Result<Vec<u8>> {
