@@ -31,7 +31,9 @@ const STACK_PAGES: u64 = 4;
 /// Pages around a write after a fork that are made writable with it if nobody shares them any more, and those that are copied
 /// with it if somebody does.
 const REGAIN_AROUND: u64 = 32;
+const REGAIN_MOST: u64 = 512;
 const COPY_AROUND: u64 = 4;
+const COPY_AROUND_MOST: u64 = 64;
 /// Pages written after a fork that are remembered, to be copied at once by the next fork.
 const HOT_MOST: usize = 128;
 /// Every fourth fork forgets one in so many of them.
@@ -90,6 +92,15 @@ struct Site {
 fn block_around(page: u64, pages: u64, site: &Site) -> (u64, u64) {
     let start = page & !(pages * PAGE_SIZE - 1);
     (start.max(site.start), (start + pages * PAGE_SIZE).min(site.end))
+}
+
+/// The pages to serve with the fault at `page`: those that follow where the faults come in order, else its aligned block.
+fn reach(page: u64, site: &Site, first: u64, most: u64) -> (u64, u64) {
+    if site.ahead.next == page && site.ahead.pages > 0 {
+        let pages = (site.ahead.pages * 4).clamp(first, most);
+        return (page, (page + pages * PAGE_SIZE).min(site.end));
+    }
+    block_around(page, first, site)
 }
 
 /// Pages that a process or its forks write soon after a fork. Shared by all forks of one program, so that a parent knows what its
@@ -301,14 +312,18 @@ impl AddressSpace {
             self.set_entry(page, Pte { pa: old.pa, flags })?;
             if site.writable {
                 state.hot.lock().add(page);
-                self.regain_around(page, site, flags);
+                let (start, end) = reach(page, site, REGAIN_AROUND, REGAIN_MOST);
+                self.regain(start, end, flags);
+                self.remember(state, page, end, (end - start) / PAGE_SIZE);
             }
             return Ok(());
         }
         let around = private && site.writable && !site.flags.contains(MapFlags::RANDOM);
-        let (start, end) = if around { block_around(page, COPY_AROUND, site) } else { (page, page + PAGE_SIZE) };
+        let (start, end) =
+            if around { reach(page, site, COPY_AROUND, COPY_AROUND_MOST) } else { (page, page + PAGE_SIZE) };
         if around {
             state.hot.lock().add(page);
+            self.remember(state, page, end, (end - start) / PAGE_SIZE);
         }
         let mut gone = Vec::new();
         let mut result = Ok(());
@@ -351,9 +366,8 @@ impl AddressSpace {
         result
     }
 
-    /// Gives the right to write back to pages around one that nobody shares any more: they were written before the fork.
-    fn regain_around(&self, page: u64, site: &Site, flags: PteFlags) {
-        let (start, end) = block_around(page, REGAIN_AROUND, site);
+    /// Gives the right to write back to pages that nobody shares any more: they were written before the fork.
+    fn regain(&self, start: u64, end: u64, flags: PteFlags) {
         let mut va = start;
         while va < end {
             if let Some(pte) = self.pages.lookup(va) {
@@ -579,7 +593,7 @@ impl AddressSpace {
             return;
         }
         let Some(vma) = state.vmas.find(start) else { return };
-        if !vma.accessible() || vma.shared() || vma.flags.contains(MapFlags::GROWSDOWN) {
+        if !vma.accessible() || (vma.shared() && vma.writable()) || vma.flags.contains(MapFlags::GROWSDOWN) {
             return;
         }
         let pages = (end - start) / PAGE_SIZE;

@@ -102,9 +102,11 @@ impl AddressSpace {
             });
             let entry = match copy {
                 Ok(pa) => {
-                    // More rights to the same frame: cannot fail where an entry is.
-                    let _ = self.pages.map(va, pte);
-                    Pte { pa, flags: pte.flags }
+                    if pte.flags.contains(PteFlags::WRITE) {
+                        // More rights to the same frame: cannot fail where an entry is.
+                        let _ = self.pages.map(va, pte);
+                    }
+                    Pte { pa, flags: pte.flags | PteFlags::WRITE }
                 }
                 Err(_) => {
                     memory.share(pte.pa);
@@ -145,7 +147,7 @@ impl AddressSpace {
             if is_private_page(pte.flags) {
                 shared.flags -= PteFlags::WRITE;
                 let is_hot = hot_pages.binary_search(&va).is_ok() || (guess(vma) && hot.len() < GUESS_MOST);
-                if pte.flags.contains(PteFlags::WRITE) && is_hot {
+                if is_hot && vma.writable() {
                     // Protected all the same until it is copied: other threads may be writing.
                     hot.push((va, pte));
                     return Some(shared);
