@@ -542,9 +542,6 @@ fn finish_recvmsg(
     if kind != SocketType::Stream && received.full > received.copied {
         out_flags |= msg::TRUNC;
     }
-    if kind == SocketType::SeqPacket && received.end_of_record && received.full > 0 {
-        out_flags |= msg::EOR;
-    }
     if !control.bytes.is_empty() {
         space.write_bytes(UserAddr(header.control), &control.bytes)?;
     }
