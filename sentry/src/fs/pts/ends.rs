@@ -258,20 +258,20 @@ impl FileOps for PtySlave {
         let mut total = 0;
         let mut buffer = [0; STEP];
         while src.remaining() > 0 {
-            let room = {
+            let space = {
                 let inner = self.pty.lock();
                 if inner.hung_up {
                     drop(inner);
                     return if total > 0 { Ok(total) } else { Err(Errno::EIO) };
                 }
                 // A tab may become eight bytes.
-                (inner.line.output_room() / 8).min(src.remaining()).min(STEP)
+                inner.line.output_room() / 8
             };
             // A short blocking write is not split: its first attempt could not remember how far it came.
-            if room <= 1 || (short && room < src.remaining()) {
+            if space <= 1 || (short && space < src.remaining()) {
                 break;
             }
-            let part = buffer.get_mut(..room).unwrap_or_default();
+            let part = buffer.get_mut(..space.min(src.remaining()).min(STEP)).unwrap_or_default();
             let n = match src.take(part) {
                 Ok(n) => n,
                 Err(e) if total == 0 => return Err(e),

@@ -393,9 +393,10 @@ impl Line {
         self.packet_status |= packet::FLUSHREAD;
     }
 
-    /// Forgets output that was not taken (TCOFLUSH).
+    /// Forgets output that was not taken (TCOFLUSH). What the other side's own input queue would hold on Linux, 4095 bytes, has
+    /// arrived and stays.
     pub fn flush_output(&mut self) {
-        self.output.clear();
+        self.output.truncate(LINE_MAX);
         self.packet_status |= packet::FLUSHWRITE;
     }
 }
