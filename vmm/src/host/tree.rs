@@ -101,14 +101,13 @@ impl DirTree {
     fn judge(&self, fd: &OwnedFd) -> Result<(rustix::fs::Stat, bool), Errno> {
         let st = rustix::fs::fstat(fd).map_err(errno)?;
         let known = self.devices.lock().get(&st.st_dev).copied();
-        let admitted = match known {
-            Some(a) => a,
-            None => {
-                let kind = rustix::fs::fstatfs(fd).map_err(errno)?.f_type;
-                let admitted = !REFUSED.contains(&(kind as u64 & 0xffff_ffff));
-                self.devices.lock().insert(st.st_dev, admitted);
-                admitted
-            }
+        let admitted = if let Some(a) = known {
+            a
+        } else {
+            let kind = rustix::fs::fstatfs(fd).map_err(errno)?.f_type;
+            let admitted = !REFUSED.contains(&(kind as u64 & 0xffff_ffff));
+            self.devices.lock().insert(st.st_dev, admitted);
+            admitted
         };
         Ok((st, admitted))
     }

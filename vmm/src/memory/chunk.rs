@@ -24,11 +24,6 @@ impl Bits {
         self.0[i / 64] |= 1 << (i % 64);
     }
 
-    /// Takes frame `i` out.
-    pub fn remove(&mut self, i: usize) {
-        self.0[i / 64] &= !(1 << (i % 64));
-    }
-
     /// Adds or takes out `len` frames from `start` on.
     pub fn set_run(&mut self, start: usize, len: usize, value: bool) {
         let mut i = start;
@@ -96,6 +91,7 @@ impl Bits {
     }
 
     /// Number of frames in the set.
+    #[cfg(test)]
     pub fn count(&self) -> usize {
         self.0.iter().map(|w| w.count_ones() as usize).sum()
     }

@@ -290,7 +290,7 @@ impl Frames {
                     page.write_bytes(0, PAGE_SIZE as usize);
                 } else {
                     // The store makes the host supply the page now, which is cheaper than at the guest's touch.
-                    page.cast::<u64>().write_volatile(0);
+                    page.write_volatile(0);
                 }
             }
             if let Some(count) = self.count(PhysAddr(t.pa().0 + i as u64 * PAGE_SIZE)) {

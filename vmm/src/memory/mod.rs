@@ -44,10 +44,6 @@ pub struct GuestMemory {
     region: Region,
 }
 
-fn errno(e: &io::Error) -> Errno {
-    Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO))
-}
-
 /// Calls `each` with every maximal run of consecutive pages in the sorted list.
 fn for_each_run(sorted: &[PhysAddr], mut each: impl FnMut(PhysAddr, u64)) {
     let mut rest = sorted;
@@ -134,10 +130,13 @@ impl GuestMemory {
     }
 
     fn entry(&self, pa: PhysAddr, index: usize) -> &AtomicU64 {
-        assert!(index < 512 && pa.0 % PAGE_SIZE == 0 && self.tables.contains(pa), "{pa:?} is no page table");
+        assert!(index < 512 && pa.0.is_multiple_of(PAGE_SIZE) && self.tables.contains(pa), "{pa:?} is no page table");
+        #[allow(clippy::cast_ptr_alignment)] // page-aligned, as just asserted
         // SAFETY: the page is committed for good (`contains`), aligned, and only ever accessed as atomics of 64 bits by the host;
         // the processor's own accesses are atomic too.
-        unsafe { &*self.host_ptr(pa).cast::<AtomicU64>().add(index) }
+        unsafe {
+            &*self.host_ptr(pa).cast::<AtomicU64>().add(index)
+        }
     }
 
     /// Reads entry `index` (0..512) of the page-table page `pa`.

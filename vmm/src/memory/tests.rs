@@ -187,7 +187,7 @@ fn windows_are_shared_and_unmapped() {
 fn private_windows_copy_what_is_expected() {
     let (file, path) = scratch("private", 100_000);
     use std::os::unix::fs::FileExt;
-    file.write_all_at(&[1; 100_000], 0).unwrap();
+    file.write_all_at(&vec![1; 100_000], 0).unwrap();
     let m = GuestMemory::without_vm(4 * MIB).unwrap();
     let a = m.private_window(file.as_fd(), (1, 2), 0, 7).unwrap();
     let b = m.private_window(file.as_fd(), (1, 2), 0, 7).unwrap();
@@ -196,7 +196,7 @@ fn private_windows_copy_what_is_expected() {
     assert_ne!(a.base(), c.base());
     a.expect(PhysAddr(a.base().0 + 4096), 10);
     a.expect(PhysAddr(a.base().0 + 4096), 511);
-    file.write_all_at(&[2; 100_000], 0).unwrap();
+    file.write_all_at(&vec![2; 100_000], 0).unwrap();
     let byte = |pa: PhysAddr| {
         let mut buf = [0];
         m.read(pa, &mut buf).map(|()| buf[0])
