@@ -16,8 +16,6 @@ use crate::platform::UserContext;
 use crate::task::Task;
 use crate::time::Nanos;
 
-/// Bit of a wait(2) status that tells of a core dump.
-const CORE_DUMPED: i32 = 0x80;
 /// Signals acted on before others get a chance to run: a program may have queued a hundred thousand.
 const MAX_ROUNDS: usize = 128;
 /// Length of the SYSCALL instruction.
@@ -166,8 +164,8 @@ fn act(task: &Arc<Task>, entry: Entry, continues: u64) -> Option<i32> {
                     }
                     None
                 }
-                DefaultAction::Terminate => Some(signal.number()),
-                DefaultAction::Core => Some(signal.number() | CORE_DUMPED),
+                // No core is ever written, and the status says so.
+                DefaultAction::Terminate | DefaultAction::Core => Some(signal.number()),
             }
         }
         _ => {

@@ -271,7 +271,8 @@ fn generate(
     }
     group.signals.arrivals.wake(Events::READABLE);
     if let Some(target) = choose(queue, signal) {
-        if is_fatal(group, signal, forced) {
+        // One that a task waits for by rt_sigtimedwait(2) is taken, not acted on.
+        if is_fatal(group, signal, forced) && !target.signals.mask().contains(signal) {
             // Without a core to dump nobody need run before the whole group knows.
             group.begin_exit(signal.number());
         }
