@@ -111,7 +111,9 @@ async fn transfer(task: &Arc<Task>, from: &mut From, to: &mut To, len: usize, wa
         while done < bytes.len() {
             let rest = bytes.get(done..).unwrap_or_default();
             let mut stored = to.store(task, rest);
-            let waits = wait && !to.file.nonblocking() && (total + done == 0 || !matches!(from, From::Pipe(..)));
+            // One call fills or empties a pipe at most once.
+            let through_pipe = matches!(from, From::Pipe(..)) || pipe_of(&to.file).is_some();
+            let waits = wait && !to.file.nonblocking() && (total + done == 0 || !through_pipe);
             if stored == Err(Errno::EAGAIN) && waits {
                 let file = to.file.clone();
                 stored = io::retry(task, &file, Events::WRITABLE, || to.store(task, rest)).await;
@@ -179,7 +181,7 @@ async fn sendfile(task: &Arc<Task>, out_fd: Fd, in_fd: Fd, offset: UserPtr<i64>,
     if i64::try_from(count).is_err() || output.flags().contains(OpenFlags::APPEND) {
         return Err(Errno::EINVAL);
     }
-    let len = count.min(MAX_RW_COUNT) as usize;
+    let len = bounded(count.min(MAX_RW_COUNT) as usize, &output);
     let mut from = match pipe_of(&input) {
         Some(pipe) => From::Pipe(pipe.clone(), input.clone(), true),
         None if input.kind() == Some(InodeKind::Directory) => return Err(Errno::EINVAL),
@@ -192,6 +194,11 @@ async fn sendfile(task: &Arc<Task>, out_fd: Fd, in_fd: Fd, offset: UserPtr<i64>,
         settle(task, file, offset, *pos)?;
     }
     Ok(n as u64)
+}
+
+/// What one call moves at most into `output`.
+fn bounded(len: usize, output: &File) -> usize {
+    pipe_of(output).map_or(len, |pipe| len.min(pipe.capacity()))
 }
 
 const SPLICE_KNOWN: u64 = 15;
@@ -238,11 +245,7 @@ async fn splice(
         None => From::Stream(input.clone()),
     };
     let mut to = To { file: output.clone(), pos: at_out };
-    let mut len = len.min(MAX_RW_COUNT) as usize;
-    if let Some(pipe) = pipe_out {
-        // One call fills the pipe at most once.
-        len = len.min(pipe.capacity());
-    }
+    let len = bounded(len.min(MAX_RW_COUNT) as usize, &output);
     let n = transfer(task, &mut from, &mut to, len, flags.0 & SPLICE_NONBLOCK == 0).await?;
     if let From::At(file, pos) = &from {
         settle(task, file, off_in, *pos)?;
