@@ -192,3 +192,51 @@ pub fn name(nr: u64) -> &'static str {
 pub fn absent_names() -> impl Iterator<Item = &'static str> {
     super::names::NAMES.iter().filter(|&&(nr, _)| row(u64::from(nr)).is_none()).map(|&(_, name)| name)
 }
+
+/// The table as a page of documentation.
+pub fn document() -> String {
+    let mut rows: Vec<&Row> = TABLE_AREAS.iter().copied().flatten().collect();
+    rows.sort_by_key(|r| r.nr);
+    let partial = rows.iter().filter(|r| r.level == Level::Partial).count();
+    let mut text = format!(
+        "# System calls\n\nGenerated from the table in `sentry/src/syscalls/`; a test keeps it true. {} calls are served, {partial} of \
+         them in part; what a partial call lacks gives Linux's error. A call that is missing returns ENOSYS and is counted \
+         (`--stats`).\n\n| number | call | level | note |\n|---|---|---|---|\n",
+        rows.len()
+    );
+    for row in rows {
+        let args: Vec<&str> = row.args.iter().map(|a| a.name).collect();
+        let level = if row.level == Level::Full { "full" } else { "partial" };
+        text += &format!("| {} | {}({}) | {level} | {} |\n", row.nr, row.name, args.join(", "), row.note);
+    }
+    let absent: Vec<&str> = absent_names().collect();
+    text + &format!("\n## Missing\n\n{}.\n", absent.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documentation_is_true() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/SYSCALLS.md");
+        if std::env::var_os("BARTIZAN_BLESS").is_some() {
+            std::fs::write(path, document()).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            written == document(),
+            "docs/SYSCALLS.md is stale: run BARTIZAN_BLESS=1 cargo test -p sentry documentation"
+        );
+    }
+
+    #[test]
+    fn numbers_are_served_once() {
+        let mut seen = std::collections::BTreeSet::new();
+        for row in TABLE_AREAS.iter().copied().flatten() {
+            assert!(seen.insert(row.nr), "number {} has two rows", row.nr);
+            let known = super::super::names::NAMES.iter().find(|&&(nr, _)| nr == row.nr);
+            assert_eq!(known.map(|&(_, name)| name), Some(row.name), "number {}", row.nr);
+        }
+    }
+}
