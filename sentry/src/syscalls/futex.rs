@@ -191,11 +191,7 @@ fn set_robust_list(task: &Arc<Task>, head: UserAddr, len: u64) -> Result<u64> {
 
 fn get_robust_list(task: &Arc<Task>, pid: i32, head: UserPtr<u64>, len: UserPtr<u64>) -> Result<u64> {
     let target = if pid == 0 { task.clone() } else { task.pid_namespace().task(pid).ok_or(Errno::ESRCH)? };
-    let (own, other) = (task.credentials(), target.credentials());
-    let same = [other.uid, other.euid, other.suid].iter().all(|&u| u == own.uid);
-    if !Arc::ptr_eq(task.group(), target.group()) && !same && !own.has(crate::ns::user::Caps::SYS_PTRACE) {
-        return Err(Errno::EPERM);
-    }
+    super::ids::may_inspect(task, &target)?;
     let space = task.space()?;
     space.write(len, &robust::HEAD_LEN)?;
     space.write(head, &target.robust_list.load(Ordering::Relaxed))?;

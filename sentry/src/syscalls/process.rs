@@ -35,8 +35,6 @@ pub const ROWS: &[Row] = &[
     row!(231, exit_group(status: i32), fast exit_group, Full),
     row!(247, waitid(idtype: i32, id: i32, info: UserAddr, options: i32, rusage: UserAddr), slow waitid, Full),
     row!(272, unshare(flags: Bits), fast unshare, Partial, "namespaces: only UTS"),
-    row!(273, set_robust_list(head: UserAddr, len: usize), fast set_robust_list, Full),
-    row!(274, get_robust_list(pid: i32, head: UserPtr<u64>, len: UserPtr<u64>), fast get_robust_list, Full),
     row!(308, setns(fd: Fd, nstype: Bits), fast setns, Partial, "EINVAL: no namespace file can be opened yet"),
     row!(312, kcmp(pid1: i32, pid2: i32, kind: i32, idx1: u64, idx2: u64), fast kcmp, Partial, "no KCMP_EPOLL_TFD"),
     row!(322, execveat(dirfd: Fd, path: PathArg, argv: UserAddr, envp: UserAddr, flags: u32), slow execveat, Partial,
@@ -262,26 +260,6 @@ fn gettid(task: &Arc<Task>) -> Result<u64> {
 fn set_tid_address(task: &Arc<Task>, tidptr: UserAddr) -> Result<u64> {
     task.clear_child_tid.store(tidptr.0, Ordering::Relaxed);
     Ok(task.tid() as u64)
-}
-
-/// Bytes of struct robust_list_head.
-const ROBUST_LIST_HEAD: usize = 24;
-
-fn set_robust_list(task: &Arc<Task>, head: UserAddr, len: usize) -> Result<u64> {
-    if len != ROBUST_LIST_HEAD {
-        return Err(Errno::EINVAL);
-    }
-    task.robust_list.store(head.0, Ordering::Relaxed);
-    Ok(0)
-}
-
-fn get_robust_list(task: &Arc<Task>, pid: i32, head: UserPtr<u64>, len: UserPtr<u64>) -> Result<u64> {
-    let target = if pid == 0 { task.clone() } else { task.pid_namespace().task(pid).ok_or(Errno::ESRCH)? };
-    super::ids::may_inspect(task, &target)?;
-    let space = task.space()?;
-    space.write(len, &(ROBUST_LIST_HEAD as u64))?;
-    space.write(head, &target.robust_list.load(Ordering::Relaxed))?;
-    Ok(0)
 }
 
 const WAIT4_OPTIONS: u32 =
