@@ -82,7 +82,7 @@ impl Content {
     }
 
     /// Length now.
-    pub fn len(&self) -> Result<u64> {
+    pub fn length(&self) -> Result<u64> {
         Ok(u64::try_from(self.file.stat()?.size).unwrap_or(0))
     }
 
@@ -118,13 +118,13 @@ impl Content {
 
     /// One host call: bytes had and bytes asked for.
     fn read_step(&self, dst: &mut IoDest<'_>, at: u64, wanted: usize, buffer: &mut Vec<u8>) -> Result<(usize, usize)> {
-        if wanted >= DIRECT_MIN {
-            if let Some(pinned) = dst.pin(wanted.min(DIRECT_CHUNK))? {
-                let asked = pinned.ranges().iter().map(|r| r.len).sum();
-                let n = self.file.read_phys(at, pinned.ranges())?;
-                dst.advance(n);
-                return Ok((n, asked));
-            }
+        if wanted >= DIRECT_MIN
+            && let Some(pinned) = dst.pin(wanted.min(DIRECT_CHUNK))?
+        {
+            let asked = pinned.ranges().iter().map(|r| r.len).sum();
+            let n = self.file.read_phys(at, pinned.ranges())?;
+            dst.advance(n);
+            return Ok((n, asked));
         }
         let asked = wanted.min(COPY_CHUNK);
         buffer.resize(asked, 0);
@@ -171,13 +171,13 @@ impl Content {
         wanted: usize,
         buffer: &mut Vec<u8>,
     ) -> Result<(usize, usize)> {
-        if wanted >= DIRECT_MIN {
-            if let Some(pinned) = src.pin(wanted.min(DIRECT_CHUNK))? {
-                let asked = pinned.ranges().iter().map(|r| r.len).sum();
-                let n = file.write_phys(at, pinned.ranges())?;
-                src.advance(n);
-                return Ok((n, asked));
-            }
+        if wanted >= DIRECT_MIN
+            && let Some(pinned) = src.pin(wanted.min(DIRECT_CHUNK))?
+        {
+            let asked = pinned.ranges().iter().map(|r| r.len).sum();
+            let n = file.write_phys(at, pinned.ranges())?;
+            src.advance(n);
+            return Ok((n, asked));
         }
         buffer.resize(wanted.min(COPY_CHUNK), 0);
         let taken = src.take(buffer)?;
@@ -198,7 +198,7 @@ impl Content {
         let end = len.checked_next_multiple_of(PAGE_SIZE).ok_or(Errno::EFBIG)?;
         let spaces: Vec<_> = self.mappers.lock().values().filter_map(Weak::upgrade).collect();
         for space in spaces {
-            space.unmap_object(self, end, u64::MAX & !(PAGE_SIZE - 1));
+            space.unmap_object(self, end, !(PAGE_SIZE - 1));
         }
         Ok(())
     }
@@ -211,20 +211,19 @@ impl Content {
     fn window(&self, index: u64, access: Access) -> Result<Arc<dyn Window>> {
         let mut windows = self.windows.lock();
         let known = windows.get(&(index, access)).and_then(Weak::upgrade);
-        let window = match known {
-            Some(window) => window,
-            None => {
-                let window = match access {
-                    Access::Read => self.file.window(index)?,
-                    Access::Write => self.writable()?.window(index)?,
-                    Access::Private(version) => self.file.private_window(index, version)?,
-                };
-                if windows.len() >= 64 && windows.len().is_power_of_two() {
-                    windows.retain(|_, w| w.strong_count() > 0);
-                }
-                windows.insert((index, access), Arc::downgrade(&window));
-                window
+        let window = if let Some(window) = known {
+            window
+        } else {
+            let window = match access {
+                Access::Read => self.file.window(index)?,
+                Access::Write => self.writable()?.window(index)?,
+                Access::Private(version) => self.file.private_window(index, version)?,
+            };
+            if windows.len() >= 64 && windows.len().is_power_of_two() {
+                windows.retain(|_, w| w.strong_count() > 0);
             }
+            windows.insert((index, access), Arc::downgrade(&window));
+            window
         };
         drop(windows);
         let displaced = self.recent.lock().touch(Arc::as_ptr(&window).cast::<()>() as usize, window.clone());
@@ -241,7 +240,7 @@ impl Mappable for Content {
     fn page(&self, offset: u64, write: bool) -> Result<MappedPage> {
         // A file open for writing has one window for readers and writers: page-table entries gain rights in place.
         let write = write || self.writable.get().is_some();
-        self.page_of(offset, self.len()?, if write { Access::Write } else { Access::Read })
+        self.page_of(offset, self.length()?, if write { Access::Write } else { Access::Read })
     }
 
     fn private_page(&self, offset: u64) -> Result<MappedPage> {
@@ -256,7 +255,7 @@ impl Mappable for Content {
     }
 
     fn size(&self) -> u64 {
-        self.len().unwrap_or(0)
+        self.length().unwrap_or(0)
     }
 
     fn add_mapper(&self, space: &Arc<AddressSpace>) {

@@ -27,14 +27,14 @@ impl FileOps for HostRegular {
         self.content.read(dst, pos, usize::MAX)
     }
     fn write(&self, file: &File, src: &mut IoSource<'_>, pos: u64) -> Result<usize> {
-        let at = if file.flags().contains(OpenFlags::APPEND) { self.content.len()? } else { pos };
+        let at = if file.flags().contains(OpenFlags::APPEND) { self.content.length()? } else { pos };
         self.content.write(src, at)
     }
     fn seekable(&self) -> bool {
         true
     }
     fn size(&self) -> Result<u64> {
-        self.content.len()
+        self.content.length()
     }
     fn mappable(&self) -> Result<Arc<dyn Mappable>> {
         Ok(self.content.clone())
@@ -47,7 +47,7 @@ impl FileOps for HostRegular {
         if mode != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        if end > self.content.len()? { self.content.truncate(end) } else { Ok(()) }
+        if end > self.content.length()? { self.content.truncate(end) } else { Ok(()) }
     }
     fn sync(&self, data_only: bool) -> Result<()> {
         self.content.sync(data_only)
@@ -70,10 +70,10 @@ impl HostDir {
     }
 
     fn listing(&self, pos: u64) -> Result<Arc<[HostDirEntry]>> {
-        if pos > 0 {
-            if let Some(known) = &*self.listing.lock() {
-                return Ok(known.clone());
-            }
+        if pos > 0
+            && let Some(known) = &*self.listing.lock()
+        {
+            return Ok(known.clone());
         }
         let fresh: Arc<[HostDirEntry]> = self.inode.list()?.into();
         let old = self.listing.lock().replace(fresh.clone());

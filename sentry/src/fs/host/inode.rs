@@ -98,7 +98,7 @@ impl HostInode {
     }
 
     fn child_path(&self, name: &[u8]) -> Result<Vec<u8>> {
-        let path = join(&*self.path()?, name);
+        let path = join(&self.path()?, name);
         if path.len() > PATH_MAX { Err(Errno::ENAMETOOLONG) } else { Ok(path) }
     }
 
@@ -123,7 +123,7 @@ impl HostInode {
 
     /// All entries in the host's order.
     pub fn list(&self) -> Result<Vec<HostDirEntry>> {
-        self.shared.tree.read_dir(&*self.path()?)
+        self.shared.tree.read_dir(&self.path()?)
     }
 
     /// Whether the host has a child of this name.
@@ -229,7 +229,7 @@ impl Inode for HostInode {
         if target.kind == InodeKind::Directory {
             return Err(Errno::EPERM);
         }
-        self.shared.tree.link(&*target.path()?, &self.child_path(name)?)
+        self.shared.tree.link(&target.path()?, &self.child_path(name)?)
     }
 
     fn unlink(&self, name: &[u8]) -> Result<()> {
@@ -274,7 +274,7 @@ impl Inode for HostInode {
         if self.kind != InodeKind::Symlink {
             return Err(Errno::EINVAL);
         }
-        self.shared.tree.read_link(&*self.path()?)
+        self.shared.tree.read_link(&self.path()?)
     }
 
     fn open(self: Arc<Self>, caller: &dyn Caller, path: &PathRef, flags: OpenFlags) -> Result<OpenResult> {
@@ -291,11 +291,11 @@ impl Inode for HostInode {
     }
 
     fn get_xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
-        self.shared.tree.get_xattr(&*self.path()?, name)
+        self.shared.tree.get_xattr(&self.path()?, name)
     }
 
     fn list_xattr(&self) -> Result<Vec<Vec<u8>>> {
-        self.shared.tree.list_xattr(&*self.path()?)
+        self.shared.tree.list_xattr(&self.path()?)
     }
 
     fn attachments(&self) -> Option<&Attachments> {

@@ -37,24 +37,22 @@ impl HostShared {
     pub fn content(&self, path: &[u8], write: bool) -> Result<Arc<Content>> {
         let st = self.tree.stat(path)?;
         let known = self.contents.lock().get(&(st.dev, st.ino)).and_then(Weak::upgrade);
-        let content = match known {
-            Some(content) => content,
-            None => {
-                let file = self.tree.open(path, false)?;
-                let st = file.stat()?;
-                let key = (st.dev, st.ino);
-                let fresh = Arc::new(Content::new(file, key, self.tree.writable(), self.recent_windows.clone()));
-                let mut contents = self.contents.lock();
-                match contents.get(&key).and_then(Weak::upgrade) {
-                    Some(other) => other,
-                    None => {
-                        if contents.len() >= 1024 && contents.len().is_power_of_two() {
-                            contents.retain(|_, c| c.strong_count() > 0);
-                        }
-                        contents.insert(key, Arc::downgrade(&fresh));
-                        fresh
-                    }
+        let content = if let Some(content) = known {
+            content
+        } else {
+            let file = self.tree.open(path, false)?;
+            let st = file.stat()?;
+            let key = (st.dev, st.ino);
+            let fresh = Arc::new(Content::new(file, key, self.tree.writable(), self.recent_windows.clone()));
+            let mut contents = self.contents.lock();
+            if let Some(other) = contents.get(&key).and_then(Weak::upgrade) {
+                other
+            } else {
+                if contents.len() >= 1024 && contents.len().is_power_of_two() {
+                    contents.retain(|_, c| c.strong_count() > 0);
                 }
+                contents.insert(key, Arc::downgrade(&fresh));
+                fresh
             }
         };
         if write {

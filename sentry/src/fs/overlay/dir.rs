@@ -52,20 +52,20 @@ impl OverlayDir {
             }
         }
         for (_, name, entry) in names.entries.range(0) {
-            if let Entry::Node(node) = entry {
-                if !seen.contains(name) {
-                    out.push(Listed { name: name.clone(), ino: node.id.1, kind: node.kind().dirent() });
-                }
+            if let Entry::Node(node) = entry
+                && !seen.contains(name)
+            {
+                out.push(Listed { name: name.clone(), ino: node.id.1, kind: node.kind().dirent() });
             }
         }
         Ok(out.into())
     }
 
     fn merged(&self, pos: u64) -> Result<Arc<[Listed]>> {
-        if pos > 0 {
-            if let Some(known) = &*self.merged.lock() {
-                return Ok(known.clone());
-            }
+        if pos > 0
+            && let Some(known) = &*self.merged.lock()
+        {
+            return Ok(known.clone());
         }
         let fresh = self.merge()?;
         let old = self.merged.lock().replace(fresh.clone());
@@ -99,26 +99,23 @@ impl FileOps for OverlayDir {
             }
             pos = FIRST_COOKIE;
         }
-        match listing {
-            Some(listing) => {
-                let from = usize::try_from(pos - FIRST_COOKIE).unwrap_or(usize::MAX);
-                for entry in listing.get(from..).unwrap_or_default() {
-                    if !sink.add(&entry.name, entry.ino, entry.kind, pos + 1) {
-                        break;
-                    }
-                    pos += 1;
+        if let Some(listing) = listing {
+            let from = usize::try_from(pos - FIRST_COOKIE).unwrap_or(usize::MAX);
+            for entry in listing.get(from..).unwrap_or_default() {
+                if !sink.add(&entry.name, entry.ino, entry.kind, pos + 1) {
+                    break;
                 }
+                pos += 1;
             }
-            None => {
-                let names = self.node.names()?.lock();
-                for (cookie, name, entry) in names.entries.range(pos) {
-                    if let Entry::Node(node) = entry {
-                        if !sink.add(name, node.id.1, node.kind().dirent(), cookie + 1) {
-                            break;
-                        }
-                    }
-                    pos = cookie + 1;
+        } else {
+            let names = self.node.names()?.lock();
+            for (cookie, name, entry) in names.entries.range(pos) {
+                if let Entry::Node(node) = entry
+                    && !sink.add(name, node.id.1, node.kind().dirent(), cookie + 1)
+                {
+                    break;
                 }
+                pos = cookie + 1;
             }
         }
         Ok(pos)

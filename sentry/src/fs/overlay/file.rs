@@ -62,8 +62,8 @@ impl FileOps for OverlayFile {
     }
     fn size(&self) -> Result<u64> {
         match self.unchanged() {
-            Some(content) => content.len(),
-            None => Ok(self.data()?.len()),
+            Some(content) => content.length(),
+            None => Ok(self.data()?.length()),
         }
     }
     fn seek(&self, _file: &File, pos: u64, offset: i64, whence: u32) -> Result<u64> {
@@ -74,10 +74,10 @@ impl FileOps for OverlayFile {
             SEEK_DATA | SEEK_HOLE => {
                 // One extent of data, as a file system without knowledge of holes answers.
                 let at = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
-                let len = content.len()?;
+                let len = content.length()?;
                 if at >= len { Err(Errno::ENXIO) } else { Ok(if whence == SEEK_DATA { at } else { len }) }
             }
-            _ => path::default_seek(true, || content.len(), pos, offset, whence),
+            _ => path::default_seek(true, || content.length(), pos, offset, whence),
         }
     }
     fn mappable(&self) -> Result<Arc<dyn Mappable>> {

@@ -150,10 +150,10 @@ impl Node {
         }
         let mut xattrs = Xattrs::default();
         for name in lower.list_xattr().unwrap_or_default() {
-            if xattr_supported(&name) {
-                if let Ok(value) = lower.get_xattr(&name) {
-                    xattrs.set(&name, &value, 0)?;
-                }
+            if xattr_supported(&name)
+                && let Ok(value) = lower.get_xattr(&name)
+            {
+                xattrs.set(&name, &value, 0)?;
             }
         }
         let body = match self.kind {
@@ -226,7 +226,7 @@ impl Node {
     }
 
     /// Takes `name` out of the map; `below`: the host has it, so that it must be covered.
-    pub(super) fn cover(&self, names: &mut Names, name: &[u8], below: bool) -> Option<Entry> {
+    pub(super) fn cover(names: &mut Names, name: &[u8], below: bool) -> Option<Entry> {
         names.live.remove(name);
         if below { names.entries.insert(name, Entry::Whiteout) } else { names.entries.remove(name) }
     }
@@ -393,7 +393,7 @@ impl Inode for Node {
         let upper = target.upper()?;
         let dir = self.upper()?;
         upper.gain_name()?;
-        Self::place(&mut *self.names()?.lock(), name, &target);
+        Self::place(&mut self.names()?.lock(), name, &target);
         target.gone.store(false, Ordering::Relaxed);
         dir.touch();
         Ok(())
@@ -486,7 +486,7 @@ impl Node {
         {
             let mut names = self.names()?.lock();
             names.subdirs -= i64::from(node.is_dir());
-            let old = self.cover(&mut names, name, below);
+            let old = Self::cover(&mut names, name, below);
             drop(names);
             drop(old);
         }

@@ -72,7 +72,7 @@ pub(super) fn rename(old_dir: &Node, name: &[u8], new_dir: &Node, new_name: &[u8
         let mut both = lock_both(old_dir, new_dir)?;
         let dir = i64::from(moved.is_dir());
         both.old.subdirs -= dir;
-        let covered = old_dir.cover(&mut both.old, name, below);
+        let covered = Node::cover(&mut both.old, name, below);
         let names = both.new_names();
         names.subdirs += dir - i64::from(target.as_ref().is_some_and(|t| t.is_dir()));
         (covered, Node::place(names, new_name, &moved))

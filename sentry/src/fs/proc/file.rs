@@ -39,14 +39,13 @@ const WRITE_MAX: usize = 4096;
 impl FileOps for TextFile {
     fn read(&self, _file: &File, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
         let known = if pos == 0 { None } else { self.made.lock().clone() };
-        let text = match known {
-            Some(text) => text,
-            None => {
-                let text: Arc<[u8]> = self.make()?.into();
-                let old = self.made.lock().replace(text.clone());
-                drop(old);
-                text
-            }
+        let text = if let Some(text) = known {
+            text
+        } else {
+            let text: Arc<[u8]> = self.make()?.into();
+            let old = self.made.lock().replace(text.clone());
+            drop(old);
+            text
         };
         let from = usize::try_from(pos).unwrap_or(usize::MAX);
         let rest = text.get(from..).unwrap_or_default();

@@ -15,7 +15,7 @@ mod system;
 
 use std::sync::Arc;
 
-use node::{Node, What};
+use node::{Node, Store, What};
 
 use crate::fs::new_device;
 use crate::kernel::Kernel;
@@ -157,12 +157,7 @@ pub(crate) const fn guarded(name: &'static str, mode: u32, make: fn(&Cx) -> Resu
 }
 
 /// A text file that can be written.
-pub(crate) const fn setting(
-    name: &'static str,
-    mode: u32,
-    make: fn(&Cx) -> Result<Vec<u8>>,
-    store: fn(&Cx, &dyn Caller, &[u8]) -> Result<()>,
-) -> Row {
+pub(crate) const fn setting(name: &'static str, mode: u32, make: fn(&Cx) -> Result<Vec<u8>>, store: Store) -> Row {
     Row { name, mode, what: What::Text { make, store: Some(store), guarded: false } }
 }
 

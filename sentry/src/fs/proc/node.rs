@@ -13,6 +13,9 @@ use crate::vfs::file::Caller;
 use crate::vfs::{File, Inode, InodeKind, OpenFlags, OpenResult, PathRef};
 use crate::{Errno, Result};
 
+/// Takes what was written to a setting.
+pub(crate) type Store = fn(&Cx, &dyn Caller, &[u8]) -> Result<()>;
+
 /// What a node is.
 pub(crate) enum What {
     /// The top: rows and a directory for each process.
@@ -36,7 +39,7 @@ pub(crate) enum What {
         /// Makes it.
         make: fn(&Cx) -> Result<Vec<u8>>,
         /// Takes what is written.
-        store: Option<fn(&Cx, &dyn Caller, &[u8]) -> Result<()>>,
+        store: Option<Store>,
         /// Only for those who may trace the process.
         guarded: bool,
     },
@@ -134,15 +137,14 @@ impl Inode for Node {
             What::Fd => mode = fd::link_mode(&self.cx, self.number)?,
             _ => {}
         }
-        let (uid, gid) = match self.cx.scope {
-            Scope::System => (0, 0),
-            _ => {
-                let task = self.cx.task()?;
-                let credentials = task.credentials();
-                // What must not be dumped is root's, except the directory itself, as in Linux.
-                let open = task.space().map_or(1, |s| s.dumpable()) == 1 || mode == 0o555 && self.row.name.is_empty();
-                if open { (credentials.euid, credentials.egid) } else { (0, 0) }
-            }
+        let (uid, gid) = if let Scope::System = self.cx.scope {
+            (0, 0)
+        } else {
+            let task = self.cx.task()?;
+            let credentials = task.credentials();
+            // What must not be dumped is root's, except the directory itself, as in Linux.
+            let open = task.space().map_or(1, |s| s.dumpable()) == 1 || mode == 0o555 && self.row.name.is_empty();
+            if open { (credentials.euid, credentials.egid) } else { (0, 0) }
         };
         Ok(Stat {
             dev: self.cx.shared.dev,

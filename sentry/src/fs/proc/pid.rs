@@ -1,4 +1,6 @@
 //! The directory of a process, and of a thread in task/.
+use core::fmt::Write;
+
 use guest_abi::UserAddr;
 use linux_raw_sys::general::RLIM_INFINITY;
 
@@ -199,7 +201,7 @@ fn children(cx: &Cx) -> Result<Vec<u8>> {
         for child in task.group().children() {
             let n = cx.number(child.pid());
             if n > 0 {
-                out.push_str(&format!("{n} "));
+                let _ = write!(out, "{n} ");
             }
         }
     }
@@ -245,9 +247,9 @@ fn limits(cx: &Cx) -> Result<Vec<u8>> {
         // As fs/proc/base.c prints it: units are left out, not padded, where there are none.
         let (soft, hard) = (show(limit.cur), show(limit.max));
         if unit.is_empty() {
-            out.push_str(&format!("{name:<25} {soft:<20} {hard:<20} \n"));
+            let _ = writeln!(out, "{name:<25} {soft:<20} {hard:<20} ");
         } else {
-            out.push_str(&format!("{name:<25} {soft:<20} {hard:<20} {unit:<10}\n"));
+            let _ = writeln!(out, "{name:<25} {soft:<20} {hard:<20} {unit:<10}");
         }
     }
     Ok(out.into_bytes())

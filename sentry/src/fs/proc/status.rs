@@ -79,7 +79,7 @@ pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
     let pg = group.process_group();
     let c = &credentials;
     let fd_size = task.files().end().div_ceil(64).max(1) * 64;
-    let groups: String = c.groups.iter().map(|g| format!("{g} ")).collect();
+    let groups: String = c.groups.iter().fold(String::new(), |text, g| text + &format!("{g} "));
     let _ = write!(
         s,
         "\nUmask:\t{:04o}\nState:\t{letter} ({word})\nTgid:\t{}\nNgid:\t0\nPid:\t{}\nPPid:\t{}\nTracerPid:\t0\n\

@@ -1,4 +1,6 @@
 //! /proc/sys (proc_sys(5)). Only what is true of the sandbox or can be changed in it; what cannot be changed refuses writes.
+use core::fmt::Write;
+
 use super::pid::parse_number;
 use super::{Cx, Row, dir, setting, text};
 use crate::fs::pipe::PIPE_MAX_SIZE;
@@ -100,7 +102,7 @@ fn uuid(bytes: &mut [u8; 16]) -> Vec<u8> {
         if matches!(i, 4 | 6 | 8 | 10) {
             out.push('-');
         }
-        out.push_str(&format!("{b:02x}"));
+        let _ = write!(out, "{b:02x}");
     }
     out.push('\n');
     out.into_bytes()

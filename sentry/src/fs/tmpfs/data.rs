@@ -106,7 +106,7 @@ impl FileData {
     }
 
     /// Length in bytes.
-    pub fn len(&self) -> u64 {
+    pub fn length(&self) -> u64 {
         self.pages.lock().size
     }
 
@@ -174,7 +174,7 @@ impl FileData {
     fn fill(&self, pages: &mut Pages, index: u64) -> Result<PhysAddr> {
         self.quota.pages.take(1)?;
         let frame = self.platform.memory().alloc().inspect_err(|_| self.quota.pages.give(1))?;
-        let from_lower = matches!(pages.map.get(&index), None) && index * PAGE_SIZE < pages.lower_len;
+        let from_lower = !pages.map.contains_key(&index) && index * PAGE_SIZE < pages.lower_len;
         if let Some(lower) = self.lower.as_ref().filter(|_| from_lower) {
             let want = usize::try_from((pages.lower_len - index * PAGE_SIZE).min(PAGE_SIZE)).unwrap_or(0);
             let copied = lower.get().and_then(|l| read_exactly(&l, index * PAGE_SIZE, frame, want));
@@ -410,7 +410,7 @@ impl FileData {
     }
 
     /// Takes all frames of `first..last` pages out of the map; the caller releases them after unmapping.
-    fn take_range(&self, pages: &mut Pages, first: u64, last: u64) -> Vec<PhysAddr> {
+    fn take_range(pages: &mut Pages, first: u64, last: u64) -> Vec<PhysAddr> {
         let frames: Vec<PhysAddr> = if last == u64::MAX {
             pages.map.split_off(&first).into_values().flatten().collect()
         } else {
@@ -456,8 +456,8 @@ impl FileData {
             }
             let mut frames = Vec::new();
             if len < old {
-                frames = self.take_range(&mut pages, page_end(len), u64::MAX);
-                if len % PAGE_SIZE != 0 && pages.map.get(&page_of(len)).is_some_and(Option::is_some) {
+                frames = Self::take_range(&mut pages, page_end(len), u64::MAX);
+                if !len.is_multiple_of(PAGE_SIZE) && pages.map.get(&page_of(len)).is_some_and(Option::is_some) {
                     self.zero_within(&mut pages, len, page_end(len) * PAGE_SIZE)?;
                 }
                 pages.lower_len = pages.lower_len.min(len);
@@ -466,7 +466,7 @@ impl FileData {
             (old, frames)
         };
         if len < old {
-            self.unmap(page_end(len) * PAGE_SIZE, u64::MAX & !(PAGE_SIZE - 1));
+            self.unmap(page_end(len) * PAGE_SIZE, !(PAGE_SIZE - 1));
         }
         self.drop_frames(&frames);
         Ok(())
@@ -504,7 +504,7 @@ impl FileData {
                 if pages.map.get(&index).copied().flatten().is_none() {
                     if let Err(e) = self.fill(&mut pages, index) {
                         let frames: Vec<PhysAddr> =
-                            added.iter().flat_map(|&i| self.take_range(&mut pages, i, i + 1)).collect();
+                            added.iter().flat_map(|&i| Self::take_range(&mut pages, i, i + 1)).collect();
                         drop(pages);
                         self.drop_frames(&frames);
                         return Err(if e == Errno::ENOMEM { Errno::ENOSPC } else { e });
@@ -544,7 +544,7 @@ impl FileData {
             if last < shown && (last - first).saturating_add(holes) > MAX_EXPLICIT_HOLES {
                 return Err(Errno::EOPNOTSUPP);
             }
-            let frames = self.take_range(&mut pages, first, last);
+            let frames = Self::take_range(&mut pages, first, last);
             if last >= shown {
                 pages.lower_len = pages.lower_len.min(first * PAGE_SIZE);
             } else {
@@ -639,7 +639,7 @@ impl Mappable for FileData {
     }
 
     fn size(&self) -> u64 {
-        self.len()
+        self.length()
     }
 
     fn add_mapper(&self, space: &Arc<AddressSpace>) {

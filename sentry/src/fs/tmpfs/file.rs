@@ -23,7 +23,7 @@ pub(crate) fn seek_data(data: &FileData, pos: u64, offset: i64, whence: u32) -> 
             let at = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
             data.seek_data(at, whence == SEEK_DATA)
         }
-        _ => path::default_seek(true, || Ok(data.len()), pos, offset, whence),
+        _ => path::default_seek(true, || Ok(data.length()), pos, offset, whence),
     }
 }
 
@@ -78,7 +78,7 @@ impl FileOps for TmpFile {
         true
     }
     fn size(&self) -> Result<u64> {
-        Ok(self.data()?.len())
+        Ok(self.data()?.length())
     }
     fn seek(&self, _file: &File, pos: u64, offset: i64, whence: u32) -> Result<u64> {
         seek_data(self.data()?, pos, offset, whence)

@@ -227,7 +227,7 @@ impl TmpInode {
             self.touch();
         }
         let (size, bytes) = match &self.body {
-            Body::Regular(data) => (data.len(), data.allocated()),
+            Body::Regular(data) => (data.length(), data.allocated()),
             Body::Directory(children) => (children.lock().len() as u64 * 20 + 40, 0),
             Body::Symlink(target) => (target.len() as u64, 0),
             Body::Special => (0, 0),
@@ -259,10 +259,10 @@ impl Drop for TmpInode {
         let Body::Directory(children) = &mut self.body else { return };
         let mut doomed: Vec<Arc<TmpInode>> = children.get_mut().take_all().collect();
         while let Some(inode) = doomed.pop() {
-            if let Some(mut inode) = Arc::into_inner(inode) {
-                if let Body::Directory(children) = &mut inode.body {
-                    doomed.extend(children.get_mut().take_all());
-                }
+            if let Some(mut inode) = Arc::into_inner(inode)
+                && let Body::Directory(children) = &mut inode.body
+            {
+                doomed.extend(children.get_mut().take_all());
             }
         }
     }

@@ -36,7 +36,7 @@ fn sparse_contents() {
     let (_, fs) = fs();
     let data = regular(&fs);
     assert_eq!(write(&data, 10_000, b"hello"), Ok(5));
-    assert_eq!(data.len(), 10_005);
+    assert_eq!(data.length(), 10_005);
     assert_eq!(data.allocated(), 4096);
     assert_eq!(read(&data, 9_998, 100), b"\0\0hello");
     assert_eq!(data.seek_data(0, true), Ok(8192));
