@@ -39,7 +39,9 @@ fn int_n() {
         if n == 0x80 {
             continue; // the 32-bit system call interface
         }
-        run_code(&format!("int {n:#x}"), &[0xcd, n, 0xc3], true);
+        // A KVM for machines without virtualization extensions keeps this vector to itself and answers it as CPUID, without
+        // leaving the guest. Harmless, but no signal.
+        run_code(&format!("int {n:#x}"), &[0xcd, n, 0xc3], n != 0x1a);
     }
 }
 
