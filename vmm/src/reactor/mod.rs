@@ -85,16 +85,19 @@ impl Reactor {
         Ok(Arc::new(reactor))
     }
 
-    /// Starts the thread. `signals` are taken by it; [`block`] must have blocked them before the process had other threads.
+    /// Starts the thread and waits until it runs: a thread's own beginning makes host calls that the jail, which comes next,
+    /// lets nobody make. `signals` are taken by it; [`block`] must have blocked them before the process had other threads.
     pub fn start(self: &Arc<Self>, signals: &[i32], callbacks: Callbacks) -> io::Result<()> {
         let signal_fd = signals::open(signals)?;
         epoll::add(&self.epoll, &signal_fd, epoll::EventData::new_u64(SIGNALS), epoll::EventFlags::IN)?;
         let this = self.clone();
-        let thread = std::thread::Builder::new()
-            .name("reactor".into())
-            .stack_size(256 << 10)
-            .spawn(move || this.run(&signal_fd, &callbacks))?;
+        let (running, runs) = std::sync::mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name("reactor".into()).stack_size(256 << 10).spawn(move || {
+            let _ = running.send(());
+            this.run(&signal_fd, &callbacks);
+        })?;
         *self.thread.lock() = Some(thread);
+        let _ = runs.recv();
         Ok(())
     }
 
