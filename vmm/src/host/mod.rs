@@ -2,6 +2,7 @@
 //! opened beneath them; never a path of the host after that.
 mod chmod;
 pub mod file;
+pub mod inherited;
 pub mod stream;
 mod terminal;
 pub(crate) use terminal::REQUESTS as TERMINAL_REQUESTS;

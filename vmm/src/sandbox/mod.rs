@@ -24,6 +24,7 @@ use sentry::vfs::{File, OpenFlags};
 
 pub use error::SandboxError;
 
+use crate::host::inherited::was_open;
 use crate::host::stream::{Stream, take_standard};
 use crate::host::tree::DirTree;
 use crate::jail;
@@ -281,14 +282,17 @@ fn standard_streams(reactor: &Arc<Reactor>, memory: &Arc<GuestMemory>) -> Result
     let refused = |e: std::io::Error| SandboxError::host("take over a standard stream", &e);
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     let mut files = Vec::new();
-    for (number, fd) in [(0, stdin.as_fd()), (1, stdout.as_fd()), (2, stderr.as_fd())] {
+    for (number, fd) in [(0u8, stdin.as_fd()), (1, stdout.as_fd()), (2, stderr.as_fd())] {
         // A descriptor that the caller closed stays closed.
+        if !was_open(number) {
+            continue;
+        }
         let Ok(flags) = rustix::fs::fcntl_getfl(fd) else { continue };
         // Standard error goes on to carry what bartizan itself has to say.
         let taken = take_standard(fd, number == 2).map_err(refused)?;
         let stream = Stream::new(taken, reactor, memory.clone())
             .map_err(|e| refused(std::io::Error::from_raw_os_error(e.raw())))?;
-        files.push((number, StdioFile::open(stream, OpenFlags::from_bits_retain(flags.bits()))));
+        files.push((i32::from(number), StdioFile::open(stream, OpenFlags::from_bits_retain(flags.bits()))));
     }
     Ok(files)
 }
