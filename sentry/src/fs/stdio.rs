@@ -56,28 +56,55 @@ fn terminal_request(request: u32) -> Option<Arg> {
     })
 }
 
-/// A terminal of the host that the sandbox was given. All standard streams that are the same terminal share one.
+/// A terminal of the host that the sandbox was given. All standard streams that are the same terminal share one. Inside it is
+/// the pseudo-terminal slave of its number, so that programs find its name.
 pub struct HostTerminal {
     stream: Arc<dyn HostStream>,
     job: Arc<JobControl>,
+    /// Its number in /dev/pts.
+    pub index: u32,
 }
 
-/// The host terminals in use, by device number: what makes two streams the same terminal.
-static TERMINALS: Mutex<Vec<(u64, Weak<HostTerminal>)>> = Mutex::new(Rank::Leaf, Vec::new());
+/// The host terminals in use, by the host's device number: what makes two streams the same terminal. They stay: a
+/// process that closed all its streams may still open /dev/tty.
+static TERMINALS: Mutex<Vec<(u64, Arc<HostTerminal>)>> = Mutex::new(Rank::Leaf, Vec::new());
 
 impl HostTerminal {
     fn of(stream: &Arc<dyn HostStream>) -> Arc<HostTerminal> {
         let rdev = stream.stat().map_or(0, |s| s.rdev);
         let mut terminals = TERMINALS.lock();
-        terminals.retain(|(_, t)| t.strong_count() > 0);
-        if let Some(known) = terminals.iter().find(|(dev, _)| *dev == rdev).and_then(|(_, t)| t.upgrade()) {
+        if let Some(known) = terminals.iter().find(|(dev, _)| *dev == rdev).map(|(_, t)| t.clone()) {
             return known;
         }
-        let terminal = Arc::new(HostTerminal { stream: stream.clone(), job: JobControl::new(rdev) });
+        let index = u32::try_from(terminals.len()).unwrap_or(0);
+        let job = JobControl::new(super::pts::device(index));
+        let terminal = Arc::new(HostTerminal { stream: stream.clone(), job, index });
         let device: Weak<dyn TtyDevice> = Arc::downgrade(&terminal) as Weak<dyn TtyDevice>;
         terminal.job.set_terminal(device);
-        terminals.push((rdev, Arc::downgrade(&terminal)));
+        terminals.push((rdev, terminal.clone()));
         terminal
+    }
+
+    /// The terminal with a number.
+    pub fn numbered(index: u32) -> Option<Arc<HostTerminal>> {
+        TERMINALS.lock().get(usize::try_from(index).ok()?).map(|(_, t)| t.clone())
+    }
+
+    /// One more than the largest number ever given.
+    pub fn end() -> u32 {
+        u32::try_from(TERMINALS.lock().len()).unwrap_or(0)
+    }
+
+    /// A further open, as `task` opens it by name.
+    pub fn open(self: &Arc<Self>, task: &Task, flags: OpenFlags) -> Arc<dyn FileOps> {
+        self.job.opened(task, flags);
+        StdioFile::new(self.stream.clone())
+    }
+
+    /// Attributes: the host's, under the identity it has inside.
+    pub fn stat(&self) -> Result<Stat> {
+        let host = self.stream.stat()?;
+        Ok(super::pts::host_terminal_stat(self.index, &host))
     }
 
     /// Whether TOSTOP is set.
@@ -279,7 +306,10 @@ impl FileOps for StdioFile {
     }
 
     fn stat(&self) -> Option<Result<Stat>> {
-        Some(self.stream.stat())
+        Some(match &self.terminal {
+            Some(terminal) => terminal.stat(),
+            None => self.stream.stat(),
+        })
     }
 
     fn truncate(&self, len: u64) -> Result<()> {
@@ -297,11 +327,13 @@ impl FileOps for StdioFile {
     }
 
     fn proc_name(&self) -> Vec<u8> {
+        if let Some(terminal) = &self.terminal {
+            return format!("/dev/pts/{}", terminal.index).into_bytes();
+        }
         let (kind, ino) = self.stream.stat().map_or((0, 0), |s| ((s.mode >> 12) & 15, s.ino));
         match kind {
             1 => format!("pipe:[{ino}]").into_bytes(),
             12 => format!("socket:[{ino}]").into_bytes(),
-            2 if self.is_terminal() => b"/dev/tty".to_vec(),
             _ => b"/dev/stdio".to_vec(),
         }
     }

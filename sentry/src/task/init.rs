@@ -102,16 +102,20 @@ impl Kernel {
     }
 
     /// A signal from outside the sandbox for its first process: acts on it as on any process, not as on an init. What a
-    /// terminal causes goes to the foreground process group of the first process's terminal.
-    pub fn signal_from_host(&self, number: i32) {
-        let (Some(init), Some(signal)) = (self.init(), Signal::new(number)) else { return };
+    /// terminal causes goes to the foreground process group of the first process's terminal. Gives whether a terminal stop
+    /// is for the sandbox as a whole: no shell inside has put another job into the foreground or takes SIGTSTP itself.
+    pub fn signal_from_host(&self, number: i32) -> bool {
+        let (Some(init), Some(signal)) = (self.init(), Signal::new(number)) else { return false };
         let by_terminal =
             matches!(signal, Signal::SIGINT | Signal::SIGQUIT | Signal::SIGTSTP | Signal::SIGWINCH | Signal::SIGHUP);
-        let foreground = init.session().tty().and_then(|tty| tty.foreground());
-        match foreground.filter(|_| by_terminal) {
+        let foreground = init.session().tty().and_then(|tty| tty.foreground()).filter(|_| by_terminal);
+        let own = foreground.as_ref().is_none_or(|group| Arc::ptr_eq(group, &init.process_group()));
+        let default = init.signals.actions().get(signal).handler == signal::action::SIG_DFL;
+        match foreground {
             Some(group) => group.members().iter().for_each(|m| signal::send::from_host(m, signal)),
             None => signal::send::from_host(init, signal),
         }
+        signal == Signal::SIGTSTP && own && default
     }
 }
 

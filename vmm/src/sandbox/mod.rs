@@ -313,10 +313,10 @@ fn default_memory() -> u64 {
     (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) / 4 * 3
 }
 
-/// Hands a signal of the caller to the guest. A terminal stop also stops bartizan itself, so that the caller's shell sees it.
+/// Hands a signal of the caller to the guest. A terminal stop of the sandbox as a whole stops
+/// bartizan itself, so that the caller's shell sees it.
 fn forward(kernel: &Arc<Kernel>, number: i32) {
-    kernel.signal_from_host(number);
-    if number == libc::SIGTSTP {
+    if kernel.signal_from_host(number) {
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
     }
 }

@@ -5,12 +5,14 @@ mod requests;
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use guest_abi::types::{Stat, Timespec};
 
 use super::anon::timestamp;
 use super::dev::makedev;
+use super::stdio::HostTerminal;
 use crate::lock::{Mutex, Rank};
 use crate::platform::Platform;
 use crate::platform::host::AttrChange;
@@ -32,6 +34,28 @@ const MAJOR: u64 = 136;
 const ROOT_INO: u64 = 1;
 const PTMX_INO: u64 = 2;
 
+/// Device number of a slave.
+pub const fn device(index: u32) -> u64 {
+    makedev(MAJOR, index as u64)
+}
+
+/// st_dev of the first devpts, the one that shows the caller's own terminals; 0 before it exists.
+static PRIMARY: AtomicU64 = AtomicU64::new(0);
+
+/// Attributes of a terminal of the caller as the sandbox's devpts shows it.
+pub(super) fn host_terminal_stat(index: u32, host: &Stat) -> Stat {
+    Stat {
+        dev: PRIMARY.load(Ordering::Relaxed),
+        ino: u64::from(index) + 3,
+        nlink: 1,
+        rdev: device(index),
+        blksize: 1024,
+        blocks: 0,
+        size: 0,
+        ..*host
+    }
+}
+
 /// What all inodes of one devpts share.
 pub(super) struct Shared {
     platform: Arc<dyn Platform>,
@@ -41,6 +65,10 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    fn primary(&self) -> bool {
+        PRIMARY.load(Ordering::Relaxed) == self.dev
+    }
+
     fn forget(&self, index: u32) {
         let old = self.entries.lock().remove(&index);
         drop(old);
@@ -53,8 +81,9 @@ impl Shared {
     /// A new pseudo-terminal at the lowest free number.
     fn allocate(self: &Arc<Self>, task: &Task) -> Result<Arc<Pty>> {
         let cred = task.credentials();
+        // The caller's own terminals have the first numbers of the sandbox's devpts.
+        let mut index = if self.primary() { HostTerminal::end() } else { 0 };
         let mut entries = self.entries.lock();
-        let mut index = 0;
         for &used in entries.keys() {
             if used != index {
                 break;
@@ -65,7 +94,7 @@ impl Shared {
             return Err(Errno::ENOSPC);
         }
         let now = timestamp(self.platform.realtime());
-        let rdev = makedev(MAJOR, u64::from(index));
+        let rdev = device(index);
         let stat = Stat {
             dev: self.dev,
             ino: u64::from(index) + 3,
@@ -96,6 +125,7 @@ impl DevPts {
     pub fn new(platform: Arc<dyn Platform>) -> Arc<DevPts> {
         let born = timestamp(platform.realtime());
         let dev = super::new_device();
+        let _ = PRIMARY.compare_exchange(0, dev, Ordering::Relaxed, Ordering::Relaxed);
         let shared = Arc::new(Shared { platform, dev, born, entries: Mutex::new(Rank::Inode, BTreeMap::new()) });
         Arc::new(DevPts { root: Arc::new(Root { shared, attachments: Attachments::default() }) })
     }
@@ -151,6 +181,11 @@ impl Inode for Root {
         }
         let index = core::str::from_utf8(name).ok().and_then(|n| n.parse::<u32>().ok());
         let index = index.filter(|i| i.to_string().as_bytes() == name).ok_or(Errno::ENOENT)?;
+        if self.shared.primary()
+            && let Some(terminal) = HostTerminal::numbered(index)
+        {
+            return Ok(Arc::new(HostSlave { terminal }));
+        }
         let pty = self.shared.find(index).ok_or(Errno::ENOENT)?;
         Ok(Arc::new(Slave { pty }))
     }
@@ -192,7 +227,9 @@ impl FileOps for RootDir {
             at = here + 1;
         }
         let from = u32::try_from(at.saturating_sub(3)).unwrap_or(u32::MAX);
-        let numbers: Vec<u32> = self.shared.entries.lock().range(from..).map(|(&n, _)| n).collect();
+        let hosts = if self.shared.primary() { HostTerminal::end() } else { 0 };
+        let mut numbers: Vec<u32> = (from..hosts).filter(|&n| HostTerminal::numbered(n).is_some()).collect();
+        numbers.extend(self.shared.entries.lock().range(from..).map(|(&n, _)| n));
         for n in numbers {
             let next = u64::from(n) + 4;
             if !sink.add(n.to_string().as_bytes(), u64::from(n) + 3, DEVICE, next) {
@@ -257,6 +294,26 @@ impl Inode for Slave {
     }
     fn open(self: Arc<Self>, caller: &dyn Caller, _: &PathRef, flags: OpenFlags) -> Result<OpenResult> {
         Ok(OpenResult::Ops(PtySlave::open(&self.pty, task_of(caller)?, flags)?))
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The name of a terminal of the caller.
+struct HostSlave {
+    terminal: Arc<HostTerminal>,
+}
+
+impl Inode for HostSlave {
+    fn kind(&self) -> InodeKind {
+        InodeKind::CharDevice
+    }
+    fn stat(&self) -> Result<Stat> {
+        self.terminal.stat()
+    }
+    fn open(self: Arc<Self>, caller: &dyn Caller, _: &PathRef, flags: OpenFlags) -> Result<OpenResult> {
+        Ok(OpenResult::Ops(self.terminal.open(task_of(caller)?, flags)))
     }
     fn as_any(&self) -> &dyn Any {
         self
