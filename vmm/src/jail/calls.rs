@@ -69,7 +69,6 @@ const ALLOWED: &[(i64, &str)] = &[
     (libc::SYS_clock_gettime, "clocks, where the vDSO cannot answer"),
     (libc::SYS_clock_nanosleep, "a thread that waits for others to finish"),
     (libc::SYS_nanosleep, "a thread that waits for others to finish"),
-    (libc::SYS_membarrier, "membarrier(2) of the guest"),
     (libc::SYS_sched_yield, "spinning with others' progress in mind"),
     (libc::SYS_restart_syscall, "a wait continued after SIGSTOP"),
     // Threads end; none begins.
