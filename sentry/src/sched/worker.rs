@@ -53,6 +53,10 @@ struct Worker {
     slice_start: AtomicU64,
     /// Its virtual run time at that moment; u64::MAX if nothing runs.
     running_vruntime: AtomicU64,
+    /// Identity of the entity that ran last, for counting switches only.
+    last: AtomicUsize,
+    /// Switches from one task to another.
+    switches: AtomicU64,
     /// Nanoseconds of user and system time it has given to tasks (/proc/stat).
     user: AtomicU64,
     system: AtomicU64,
@@ -81,6 +85,8 @@ impl Scheduler {
                 resched: AtomicBool::new(false),
                 slice_start: AtomicU64::new(0),
                 running_vruntime: AtomicU64::new(u64::MAX),
+                last: AtomicUsize::new(0),
+                switches: AtomicU64::new(0),
                 user: AtomicU64::new(0),
                 system: AtomicU64::new(0),
             })
@@ -108,6 +114,11 @@ impl Scheduler {
                 w.waiting.load(Ordering::Relaxed) + usize::from(w.running_vruntime.load(Ordering::Relaxed) != u64::MAX)
             })
             .sum()
+    }
+
+    /// Switches from one task to another so far, all workers together.
+    pub fn context_switches(&self) -> u64 {
+        self.shared.workers.iter().map(|w| w.switches.load(Ordering::Relaxed)).sum()
     }
 
     /// Starts `future`, scheduled by `entity`'s parameters.
@@ -328,6 +339,10 @@ impl Shared {
         let start = self.platform.monotonic();
         let vruntime = entity.vruntime.load(Ordering::Relaxed);
         entity.last_cpu.store(cpu, Ordering::Relaxed);
+        let identity = Arc::as_ptr(&entity).addr();
+        if worker.last.swap(identity, Ordering::Relaxed) != identity {
+            worker.switches.fetch_add(1, Ordering::Relaxed);
+        }
         worker.slice_start.store(start, Ordering::Relaxed);
         worker.running_vruntime.store(vruntime, Ordering::Relaxed);
         worker.resched.store(false, Ordering::SeqCst);

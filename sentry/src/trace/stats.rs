@@ -33,7 +33,6 @@ struct Shard {
     syscalls: Box<[AtomicU64]>,
     beyond: AtomicU64,
     exits: [AtomicU64; ExitReason::ALL.len()],
-    context_switches: AtomicU64,
 }
 
 /// Counters of one sandbox.
@@ -48,7 +47,6 @@ impl Stats {
             syscalls: (0..NUMBERS).map(|_| AtomicU64::new(0)).collect(),
             beyond: AtomicU64::new(0),
             exits: Default::default(),
-            context_switches: AtomicU64::new(0),
         };
         Stats { shards: (0..cpus.max(1)).map(|_| shard()).collect() }
     }
@@ -74,19 +72,9 @@ impl Stats {
         self.add(cpu, |s| &s.exits[reason as usize]);
     }
 
-    /// Counts a switch to another task on worker `cpu`.
-    pub fn context_switch(&self, cpu: usize) {
-        self.add(cpu, |s| &s.context_switches);
-    }
-
     /// Exits of one kind so far.
     pub fn exits(&self, reason: ExitReason) -> u64 {
         self.sum(|s| &s.exits[reason as usize])
-    }
-
-    /// Context switches so far.
-    pub fn context_switches(&self) -> u64 {
-        self.sum(|s| &s.context_switches)
     }
 
     /// `(number, calls)` of every number called so far, ascending; numbers of 512 and more stand together under `u64::MAX`.

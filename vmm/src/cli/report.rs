@@ -46,7 +46,7 @@ pub fn report(kernel: &Kernel, format: StatsFormat) -> String {
     }
     let report = Report {
         exits: exits.filter(|c| c.count > 0).collect(),
-        context_switches: stats.context_switches(),
+        context_switches: kernel.sched.context_switches(),
         syscalls,
         absent_syscalls: absent,
         page_faults: stats.exits(ExitReason::PageFault),

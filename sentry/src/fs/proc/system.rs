@@ -159,7 +159,7 @@ fn stat(cx: &Cx) -> Result<Vec<u8>> {
     let _ = write!(
         out,
         "intr 0\nctxt {}\nbtime {boot}\nprocesses {}\nprocs_running {}\nprocs_blocked 0\nsoftirq 0 0 0 0 0 0 0 0 0 0 0\n",
-        kernel.stats.context_switches(),
+        kernel.sched.context_switches(),
         kernel.fork_count(),
         kernel.sched.runnable().max(1),
     );
