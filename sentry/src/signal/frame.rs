@@ -30,6 +30,8 @@ const FXSAVE_LEN: usize = 512;
 const XSAVE_MIN: usize = 576;
 /// Offset of XSTATE_BV.
 const XSTATE_BV: usize = 512;
+/// Where the part of the header ends that XRSTOR checks.
+const HEADER_CHECKED: usize = 536;
 /// x87 and SSE state.
 const XFEATURE_FPSSE: u64 = 3;
 /// Trap, direction and resume flags, which a handler starts without.
@@ -230,6 +232,10 @@ fn restore_state(task: &Arc<Task>, space: &Arc<crate::mm::AddressSpace>, at: u64
         && space
             .read(UserPtr::<u32>::new(UserAddr(at.wrapping_add(len as u64))))
             .is_ok_and(|magic| magic == FP_XSTATE_MAGIC2);
+    // XRSTOR and FXRSTOR would fault.
+    if at % if extended { 64 } else { 16 } != 0 {
+        return Err(Errno::EFAULT);
+    }
     let features = if extended {
         let rest = image.get_mut(FXSAVE_LEN..len).ok_or(Errno::EFAULT)?;
         space.read_bytes(UserAddr(at.wrapping_add(FXSAVE_LEN as u64)), rest)?;
@@ -249,6 +255,10 @@ fn restore_state(task: &Arc<Task>, space: &Arc<crate::mm::AddressSpace>, at: u64
             header.fill(0);
         }
         put(&mut image, XSTATE_BV, &features);
+        // XRSTOR looks at no more of the header.
+        if let Some(rest) = image.get_mut(HEADER_CHECKED..XSAVE_MIN) {
+            rest.fill(0);
+        }
     }
     task.fpu.write(&image)
 }
