@@ -15,6 +15,12 @@ impl<T> Recent<T> {
         Recent { capacity, clock: 0, by_key: HashMap::new(), by_age: BTreeMap::new() }
     }
 
+    /// Lets go of everything, for the caller to drop without a lock.
+    pub fn take_all(&mut self) -> BTreeMap<u64, (usize, T)> {
+        self.by_key.clear();
+        core::mem::take(&mut self.by_age)
+    }
+
     /// Notes a use; gives what falls out, for the caller to drop without a lock.
     #[must_use]
     pub fn touch(&mut self, key: usize, value: T) -> Option<T> {

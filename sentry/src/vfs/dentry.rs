@@ -143,7 +143,11 @@ impl Dentry {
             return Ok(child);
         }
         if let Some(child) = self.cached_child(name) {
-            return Ok(child);
+            if !child.inode.is_stale() || child.is_mountpoint() {
+                return Ok(child);
+            }
+            self.forget_child(name, Arc::as_ptr(&child));
+            cache.forget(&child);
         }
         let _guard = (!locked).then(|| self.contents.read());
         let inode = self.inode.lookup(name)?;

@@ -94,6 +94,11 @@ pub trait Inode: Send + Sync + Any {
     fn cacheable(&self) -> bool {
         true
     }
+    /// Whether the name that led here is known to lead elsewhere by now (a host changed its tree): the VFS then looks it up
+    /// again. Cheap.
+    fn is_stale(&self) -> bool {
+        false
+    }
     /// Makes a child owned by `uid`:`gid`. EEXIST if there is one.
     fn create(&self, name: &[u8], what: Create<'_>, mode: u32, uid: u32, gid: u32) -> Result<Arc<dyn Inode>> {
         Err(Errno::EROFS)

@@ -15,7 +15,7 @@ use crate::Errno;
 use crate::Result;
 use crate::fs::recent::Recent;
 use crate::lock::{Mutex, Rank};
-use crate::platform::host::{HostTree, Window};
+use crate::platform::host::{HostFile, HostTree, Window};
 use crate::vfs::{FileSystem, Inode, InodeKind};
 
 /// Contents kept open beyond their users: a host descriptor each.
@@ -33,6 +33,19 @@ pub struct HostShared {
 }
 
 impl HostShared {
+    /// Opens, giving up cached files if the host has no more descriptors for us.
+    fn open(&self, path: &[u8]) -> Result<Arc<dyn HostFile>> {
+        match self.tree.open(path, false) {
+            Err(Errno::EMFILE | Errno::ENFILE) => {
+                let cached = self.recent_files.lock().take_all();
+                drop(cached);
+                // The program's own limit is not what was reached.
+                self.tree.open(path, false).map_err(|e| if e == Errno::EMFILE { Errno::ENFILE } else { e })
+            }
+            opened => opened,
+        }
+    }
+
     /// The contents of the regular file at `path`, one object for one (device, inode). `write` opens it for writing too.
     pub fn content(&self, path: &[u8], write: bool) -> Result<Arc<Content>> {
         let st = self.tree.stat(path)?;
@@ -40,7 +53,7 @@ impl HostShared {
         let content = if let Some(content) = known {
             content
         } else {
-            let file = self.tree.open(path, false)?;
+            let file = self.open(path)?;
             let st = file.stat()?;
             let key = (st.dev, st.ino);
             let fresh = Arc::new(Content::new(file, key, self.tree.writable(), self.recent_windows.clone()));

@@ -58,6 +58,8 @@ pub struct Node {
     pub(super) names: Option<Mutex<Names>>,
     /// The name was removed.
     gone: AtomicBool,
+    /// The host has removed or replaced what an unchanged node stands for.
+    stale: AtomicBool,
     attachments: Attachments,
 }
 
@@ -84,6 +86,7 @@ impl Node {
             link: Mutex::new(Rank::Leaf, link),
             names,
             gone: AtomicBool::new(false),
+            stale: AtomicBool::new(false),
             attachments: Attachments::default(),
         })
     }
@@ -305,8 +308,10 @@ impl Inode for Node {
     fn stat(&self) -> Result<Stat> {
         let Some(upper) = self.upper.get() else {
             let lower = self.lower.as_ref().ok_or(Errno::EIO)?;
-            let mut st = lower.host_stat()?;
-            (st.dev, st.ino) = self.id;
+            let mut st = lower.host_stat().inspect_err(|_| self.stale.store(true, Ordering::Relaxed))?;
+            if (st.dev, st.ino) != self.id || InodeKind::from_mode(st.mode) != Some(self.kind) {
+                self.stale.store(true, Ordering::Relaxed);
+            }
             if self.is_gone() {
                 st.nlink = if self.is_dir() { 0 } else { st.nlink.saturating_sub(1) };
             }
@@ -326,6 +331,10 @@ impl Inode for Node {
             st.blocks = st.blocks.max(st.size.unsigned_abs().div_ceil(4096).saturating_mul(8) as i64);
         }
         Ok(st)
+    }
+
+    fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Relaxed) && self.upper.get().is_none()
     }
 
     fn access_attr(&self) -> Result<(u32, u32, u32)> {

@@ -19,6 +19,8 @@ use crate::vfs::{
 
 /// A read-only host tree in memory: None is a directory.
 struct MemTree {
+    /// The one file that the host removes.
+    removed: Mutex<Vec<u8>>,
     nodes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     stats: Mutex<usize>,
     platform: Arc<SimPlatform>,
@@ -62,6 +64,9 @@ impl HostFile for MemFile {
 impl HostTree for MemTree {
     fn stat(&self, path: &[u8]) -> Result<Stat, Errno> {
         *self.stats.lock() += 1;
+        if *self.removed.lock() == path && !path.is_empty() {
+            return Err(Errno::ENOENT);
+        }
         let (i, (_, node)) = self.nodes.iter().enumerate().find(|(_, (p, _))| *p == path).ok_or(Errno::ENOENT)?;
         let (mode, size) = node.as_ref().map_or((0o040_755, 4096), |c| (0o100_644, c.len()));
         let subdirs = self.nodes.iter().filter(|(p, n)| n.is_none() && parent(p) == Some(path)).count();
@@ -124,6 +129,7 @@ fn parent(path: &[u8]) -> Option<&[u8]> {
 struct World {
     ns: Arc<MountNamespace>,
     caller: KernelCaller,
+    tree: Arc<MemTree>,
 }
 
 impl World {
@@ -138,9 +144,10 @@ impl World {
             nodes.insert(name.into(), Some(content.into()));
         }
         let platform = SimPlatform::new(1);
-        let tree = Arc::new(MemTree { nodes, stats: Mutex::new(0), platform: platform.clone() });
-        let fs = OverlayFs::new(platform, tree).unwrap();
-        World { ns: MountNamespace::new(fs), caller: KernelCaller::default() }
+        let tree =
+            Arc::new(MemTree { removed: Mutex::default(), nodes, stats: Mutex::new(0), platform: platform.clone() });
+        let fs = OverlayFs::new(platform, tree.clone()).unwrap();
+        World { ns: MountNamespace::new(fs), caller: KernelCaller::default(), tree }
     }
 
     fn cx(&self) -> Lookup<'_> {
@@ -318,4 +325,15 @@ fn metadata_changes_last() {
     assert_eq!(w.stat("/usr").unwrap().mode & 0o7777, 0o600);
     assert_eq!(w.at("/etc/passwd").unwrap().inode().get_xattr(b"user.k").unwrap(), b"v");
     assert_eq!(w.read("/usr/lib/deep/b").unwrap(), "B");
+}
+
+#[test]
+fn what_the_host_removes_can_be_made_again() {
+    let w = World::new();
+    w.stat("/etc/group").unwrap();
+    *w.tree.removed.lock() = b"etc/group".to_vec();
+    assert_eq!(w.stat("/etc/group").unwrap_err(), Errno::ENOENT);
+    let file = w.open("/etc/group", OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::RDWR).unwrap();
+    put(&file, "mine", 0);
+    assert_eq!(w.read("/etc/group").unwrap(), "mine");
 }
