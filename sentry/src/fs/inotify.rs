@@ -25,6 +25,10 @@ pub const MAX_INSTANCES: usize = 128;
 /// fs.inotify.max_user_watches, here of the whole sandbox.
 pub const MAX_WATCHES: usize = 65_536;
 
+/// Bytes of queued events of all instances: what bounds the sentry's memory. An instance overflows sooner then.
+const MAX_QUEUED_BYTES: usize = 32 << 20;
+
+static QUEUED: AtomicUsize = AtomicUsize::new(0);
 static INSTANCES: AtomicUsize = AtomicUsize::new(0);
 static WATCHES: AtomicUsize = AtomicUsize::new(0);
 
@@ -173,17 +177,25 @@ impl Inotify {
             if state.queue.back() == Some(&event) {
                 return;
             }
-            if state.queue.len() >= MAX_QUEUED_EVENTS {
+            let crowded = QUEUED.load(Ordering::Relaxed) > MAX_QUEUED_BYTES;
+            if state.queue.len() >= MAX_QUEUED_EVENTS || (crowded && !state.queue.is_empty()) {
                 if state.queue.back().is_some_and(|e| e.mask == raw::IN_Q_OVERFLOW) {
                     return;
                 }
                 state.queue.push_back(Queued { wd: -1, mask: raw::IN_Q_OVERFLOW, cookie: 0, name: Vec::new() });
             } else {
+                QUEUED.fetch_add(event.len(), Ordering::Relaxed);
                 state.queue.push_back(event);
             }
         }
         self.waiters.wake(Events::READABLE);
     }
+}
+
+/// The events left the queue; the mark of an overflow was never counted.
+fn uncount<'a>(events: impl Iterator<Item = &'a Queued>) {
+    let bytes = events.filter(|e| e.mask != raw::IN_Q_OVERFLOW).map(Queued::len).sum();
+    QUEUED.fetch_sub(bytes, Ordering::Relaxed);
 }
 
 fn detach(watch: &Arc<InotifyWatch>) {
@@ -193,7 +205,9 @@ fn detach(watch: &Arc<InotifyWatch>) {
 
 impl Drop for Inotify {
     fn drop(&mut self) {
-        let watches = std::mem::take(&mut self.state.get_mut().watches);
+        let state = self.state.get_mut();
+        uncount(state.queue.iter());
+        let watches = std::mem::take(&mut state.watches);
         for watch in watches.values() {
             detach(watch);
         }
@@ -219,6 +233,7 @@ impl FileOps for Inotify {
                 taken.extend(state.queue.pop_front());
             }
         }
+        uncount(taken.iter());
         dst.put(&out)
     }
 

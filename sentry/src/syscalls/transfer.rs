@@ -138,6 +138,12 @@ async fn transfer(task: &Arc<Task>, from: &mut From, to: &mut To, len: usize, wa
         if done < bytes.len() || matches!(from, From::Pipe(_, _, false)) {
             break;
         }
+        if task.kernel().sched.should_yield(&task.sched) {
+            if task.must_exit().is_some() {
+                break;
+            }
+            crate::sched::yield_now().await;
+        }
     }
     Ok(total)
 }
