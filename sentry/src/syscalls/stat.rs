@@ -145,14 +145,13 @@ fn faccessat2(task: &Arc<Task>, dirfd: Fd, path: PathArg, mode: u32, flags: Bits
         cx.credentials = Arc::new(real(&cx.credentials));
     }
     let named = place::named(&cx, task, dirfd, path, flags)?;
-    match named.path() {
-        Ok(at) => attr::access(&cx, at, Access::from_bits_truncate(mode))?,
+    if let Ok(at) = named.path() {
+        attr::access(&cx, at, Access::from_bits_truncate(mode))?;
+    } else {
         // An object without a path belongs to whoever holds it.
-        Err(_) => {
-            let stat = named.target().stat()?;
-            if cx.credentials.fsuid != stat.uid && !cx.credentials.has(Caps::DAC_OVERRIDE) {
-                return Err(Errno::EACCES);
-            }
+        let stat = named.target().stat()?;
+        if cx.credentials.fsuid != stat.uid && !cx.credentials.has(Caps::DAC_OVERRIDE) {
+            return Err(Errno::EACCES);
         }
     }
     Ok(0)

@@ -22,10 +22,12 @@ const S_IXGRP: u32 = 0o010;
 bitflags! {
     /// Wanted access, in the order of permission bits.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-    #[allow(missing_docs)]
     pub struct Access: u32 {
+        /// Execute a file, search a directory.
         const EXEC = 1;
+        /// Write a file, change the names in a directory.
         const WRITE = 2;
+        /// Read a file, list a directory.
         const READ = 4;
     }
 }
@@ -44,7 +46,7 @@ pub fn permission(credentials: &Credentials, inode: &std::sync::Arc<dyn Inode>, 
     } else {
         mode
     };
-    if access.bits() & !granted & 7 == 0 {
+    if Access::from_bits_truncate(granted).contains(access) {
         return Ok(());
     }
     let read_search = if dir { !access.contains(Access::WRITE) } else { access == Access::READ };
@@ -173,7 +175,7 @@ pub fn set_owner(credentials: &Credentials, target: Target<'_>, uid: Option<u32>
     if uid.is_none() && gid.is_none() && mode.is_none() {
         return Ok(());
     }
-    target.set(&AttrChange { uid, gid, mode, ..AttrChange::default() })
+    target.set(&AttrChange { mode, uid, gid, ..AttrChange::default() })
 }
 
 /// A time argument of utimensat(2).

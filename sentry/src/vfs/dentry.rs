@@ -163,13 +163,11 @@ impl Dentry {
         }
         let raced = {
             let mut children = self.children.lock_nested();
-            match children.get(&name).and_then(Weak::upgrade) {
-                Some(other) => Some(other),
-                None => {
-                    children.insert(name, Arc::downgrade(&child));
-                    None
-                }
+            let other = children.get(&name).and_then(Weak::upgrade);
+            if other.is_none() {
+                children.insert(name, Arc::downgrade(&child));
             }
+            other
         };
         if let Some(other) = raced {
             // Not in the map: nothing to take out when it is dropped.

@@ -220,6 +220,7 @@ impl FdTable {
     }
 
     /// A copy of the table (fork).
+    #[must_use]
     pub fn duplicate(&self) -> FdTable {
         let slots = self.inner.lock().clone();
         FdTable::with(slots)

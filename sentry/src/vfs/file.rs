@@ -18,26 +18,44 @@ use crate::{Errno, Result};
 bitflags! {
     /// O_* of open(2), x86-64 values. The access mode is in the low two bits ([`OpenFlags::access`]).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-    #[allow(missing_docs)]
     pub struct OpenFlags: u32 {
+        /// O_WRONLY.
         const WRONLY = raw::O_WRONLY;
+        /// O_RDWR.
         const RDWR = raw::O_RDWR;
+        /// O_CREAT.
         const CREAT = raw::O_CREAT;
+        /// O_EXCL.
         const EXCL = raw::O_EXCL;
+        /// O_NOCTTY.
         const NOCTTY = raw::O_NOCTTY;
+        /// O_TRUNC.
         const TRUNC = raw::O_TRUNC;
+        /// O_APPEND.
         const APPEND = raw::O_APPEND;
+        /// O_NONBLOCK.
         const NONBLOCK = raw::O_NONBLOCK;
+        /// O_DSYNC.
         const DSYNC = raw::O_DSYNC;
+        /// FASYNC.
         const ASYNC = raw::FASYNC;
+        /// O_DIRECT.
         const DIRECT = raw::O_DIRECT;
+        /// O_LARGEFILE.
         const LARGEFILE = raw::O_LARGEFILE;
+        /// O_DIRECTORY.
         const DIRECTORY = raw::O_DIRECTORY;
+        /// O_NOFOLLOW.
         const NOFOLLOW = raw::O_NOFOLLOW;
+        /// O_NOATIME.
         const NOATIME = raw::O_NOATIME;
+        /// O_CLOEXEC.
         const CLOEXEC = raw::O_CLOEXEC;
+        /// O_SYNC.
         const SYNC = raw::O_SYNC;
+        /// O_PATH.
         const PATH = raw::O_PATH;
+        /// O_TMPFILE.
         const TMPFILE = raw::O_TMPFILE;
     }
 }
@@ -45,7 +63,7 @@ bitflags! {
 impl OpenFlags {
     /// Whether reading is allowed.
     pub fn readable(self) -> bool {
-        self.bits() & 3 == 0 || self.bits() & 3 == 2
+        matches!(self.bits() & 3, 0 | 2)
     }
     /// Whether writing is allowed.
     pub fn writable(self) -> bool {

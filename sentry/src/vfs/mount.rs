@@ -14,15 +14,22 @@ use crate::{Errno, Result};
 bitflags! {
     /// Per-mount flags: MS_* of mount(2).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-    #[allow(missing_docs)]
     pub struct MountFlags: u32 {
+        /// MS_RDONLY.
         const RDONLY = raw::MS_RDONLY;
+        /// MS_NOSUID.
         const NOSUID = raw::MS_NOSUID;
+        /// MS_NODEV.
         const NODEV = raw::MS_NODEV;
+        /// MS_NOEXEC.
         const NOEXEC = raw::MS_NOEXEC;
+        /// MS_NOATIME.
         const NOATIME = raw::MS_NOATIME;
+        /// MS_NODIRATIME.
         const NODIRATIME = raw::MS_NODIRATIME;
+        /// MS_RELATIME.
         const RELATIME = raw::MS_RELATIME;
+        /// MS_NOSYMFOLLOW.
         const NOSYMFOLLOW = raw::MS_NOSYMFOLLOW;
     }
 }

@@ -328,7 +328,7 @@ impl Rename<'_> {
         if old.is_mountpoint() || new.as_ref().is_some_and(|n| n.is_mountpoint()) {
             return Err(Errno::EBUSY);
         }
-        let inner = new.as_ref().filter(|n| n.is_dir() && !exchange).map(|n| lock_contents_nested(n));
+        let inner = new.as_ref().filter(|n| n.is_dir() && !exchange).map(lock_contents_nested);
         from.inode().rename(self.from_name, to.inode(), self.to_name, self.flags)?;
         match &new {
             Some(new) if exchange => {

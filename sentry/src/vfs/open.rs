@@ -153,7 +153,7 @@ fn open_or_create(cx: &Lookup<'_>, start: Option<&PathRef>, path: &[u8], how: &O
     let exclusive = flags.contains(OpenFlags::EXCL);
     let mut walk = Walk::new(cx, start, path, how.lookup)?;
     loop {
-        let name = match walk.to_parent()? {
+        let name = match walk.walk_parents()? {
             Last::Name(_, true) => return Err(Errno::EISDIR),
             Last::Name(name, false) => name,
             Last::Dot | Last::DotDot => return Err(if exclusive { Errno::EEXIST } else { Errno::EISDIR }),

@@ -112,7 +112,7 @@ pub enum Last {
 /// Finds the place a path names. `start` is where relative paths begin, None the working directory.
 pub fn resolve(cx: &Lookup<'_>, start: Option<&PathRef>, path: &[u8], flags: LookupFlags) -> Result<PathRef> {
     let mut walk = Walk::new(cx, start, path, flags)?;
-    walk.to_end()?;
+    walk.walk_all()?;
     Ok(walk.at)
 }
 
@@ -124,7 +124,7 @@ pub fn resolve_parent(
     flags: LookupFlags,
 ) -> Result<(PathRef, Last)> {
     let mut walk = Walk::new(cx, start, path, flags)?;
-    let last = walk.to_parent()?;
+    let last = walk.walk_parents()?;
     Ok((walk.at, last))
 }
 
@@ -192,7 +192,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks all but the last component.
-    pub(super) fn to_parent(&mut self) -> Result<Last> {
+    pub(super) fn walk_parents(&mut self) -> Result<Last> {
         loop {
             let Some((range, last, slash)) = self.next() else { return Ok(Last::Root) };
             self.require_search()?;
@@ -211,7 +211,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks the whole path.
-    fn to_end(&mut self) -> Result<()> {
+    fn walk_all(&mut self) -> Result<()> {
         let mut must_be_dir = self.flags.contains(LookupFlags::DIRECTORY);
         while let Some((range, last, slash)) = self.next() {
             self.require_search()?;
@@ -219,15 +219,12 @@ impl<'a> Walk<'a> {
             // Short names are the rule; they need no allocation.
             let mut short = [0u8; 64];
             let long;
-            let name: &[u8] = match short.get_mut(..name.len()) {
-                Some(space) => {
-                    space.copy_from_slice(name);
-                    space
-                }
-                None => {
-                    long = name.to_vec();
-                    &long
-                }
+            let name: &[u8] = if let Some(space) = short.get_mut(..name.len()) {
+                space.copy_from_slice(name);
+                space
+            } else {
+                long = name.to_vec();
+                &long
             };
             must_be_dir |= last && slash;
             let follow = !last || slash || self.flags.contains(LookupFlags::FOLLOW);
