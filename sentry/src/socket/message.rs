@@ -7,14 +7,15 @@ use std::sync::Arc;
 use super::unix_gc;
 use crate::event::{Events, WaitQueue};
 use crate::mm::{IoDest, IoSource};
+use crate::ns::user::Credentials;
 use crate::task::{Pid, Task};
 use crate::vfs::File;
 use crate::{Errno, Result};
 
 /// Largest piece of a stream kept as one segment.
 pub const CHUNK: usize = 32 << 10;
-/// What a segment counts against SO_SNDBUF beyond its bytes.
-const OVERHEAD: usize = 256;
+/// What a segment counts against SO_SNDBUF beyond its bytes, which count in units of 64: as much as a socket buffer of Linux.
+const OVERHEAD: usize = 704;
 
 /// Who sent: SCM_CREDENTIALS and SO_PEERCRED.
 #[derive(Clone)]
@@ -25,19 +26,21 @@ pub struct Creds {
     pub uid: u32,
     /// Effective group.
     pub gid: u32,
+    /// For SO_PEERGROUPS.
+    pub groups: Option<Arc<Credentials>>,
 }
 
 impl Creds {
     /// Of a task.
     pub fn of(task: &Task) -> Creds {
         let cred = task.credentials();
-        Creds { pid: task.group().pid().clone(), uid: cred.euid, gid: cred.egid }
+        Creds { pid: task.group().pid().clone(), uid: cred.euid, gid: cred.egid, groups: Some(cred) }
     }
 
     /// As SCM_CREDENTIALS names them: the real ids.
     pub fn real_of(task: &Task) -> Creds {
         let cred = task.credentials();
-        Creds { pid: task.group().pid().clone(), uid: cred.uid, gid: cred.gid }
+        Creds { pid: task.group().pid().clone(), uid: cred.uid, gid: cred.gid, groups: None }
     }
 
     fn same(&self, other: &Creds) -> bool {
@@ -190,7 +193,7 @@ pub struct Segment {
 impl Segment {
     /// A segment charged to `budget`.
     pub fn new(data: Vec<u8>, ancillary: Ancillary, budget: &Arc<Budget>) -> Segment {
-        let charge = budget.charge(data.len() + OVERHEAD);
+        let charge = budget.charge(data.len().max(1).next_multiple_of(64) + OVERHEAD);
         Segment { data, start: 0, ancillary, _charge: charge }
     }
 

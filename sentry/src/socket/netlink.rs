@@ -299,7 +299,8 @@ impl Socket for NetlinkSocket {
 
     fn poll(&self) -> Events {
         let readable = !self.state.lock().received.is_empty();
-        if readable { Events::WRITABLE | Events::READABLE } else { Events::WRITABLE }
+        let idle = Events::WRITABLE | Events::WRBAND;
+        if readable { idle | Events::READABLE } else { idle }
     }
 
     fn set_option(&self, _task: &Task, level: i32, name: i32, _value: &[u8]) -> Result<()> {

@@ -47,6 +47,7 @@ pub struct Options {
     dont_route: AtomicBool,
     timestamp: AtomicBool,
     priority: AtomicI32,
+    mark: AtomicI32,
     receive_low_water: AtomicI32,
     /// SO_LINGER: seconds, or -1 when off.
     linger: AtomicI32,
@@ -74,6 +75,7 @@ impl Options {
             dont_route: AtomicBool::new(false),
             timestamp: AtomicBool::new(false),
             priority: AtomicI32::new(0),
+            mark: AtomicI32::new(0),
             receive_low_water: AtomicI32::new(1),
             linger: AtomicI32::new(-1),
             receive_timeout: AtomicU64::new(0),
@@ -133,6 +135,11 @@ fn timeval(ns: u64) -> Vec<u8> {
     out
 }
 
+const SO_PEERCRED: i32 = 17;
+const SO_BINDTODEVICE: i32 = 25;
+const SO_MARK: i32 = 36;
+const SO_PEERGROUPS: i32 = 59;
+
 const fn opt(name: u32) -> i32 {
     name as i32
 }
@@ -163,6 +170,17 @@ pub fn set(socket: &dyn Socket, task: &Task, name: i32, value: &[u8]) -> Result<
             o.priority.store(priority, Ordering::Relaxed);
             Ok(())
         }
+        SO_MARK => {
+            if !task.credentials().effective.intersects(Caps::NET_ADMIN | Caps::NET_RAW) {
+                return Err(Errno::EPERM);
+            }
+            o.mark.store(int(value)?, Ordering::Relaxed);
+            Ok(())
+        }
+        SO_BINDTODEVICE => match value.split(|&b| b == 0).next().unwrap_or_default() {
+            b"" | b"lo" => Ok(()),
+            _ => Err(Errno::ENODEV),
+        },
         _ if name == opt(raw::SO_SNDBUF) || name == SO_SNDBUFFORCE => {
             if name == SO_SNDBUFFORCE && !task.credentials().has(Caps::NET_ADMIN) {
                 return Err(Errno::EPERM);
@@ -220,6 +238,9 @@ pub fn get(socket: &dyn Socket, task: &Task, name: i32) -> Result<Vec<u8>> {
         _ if name == opt(raw::SO_BROADCAST) => flag(&o.broadcast),
         _ if name == opt(raw::SO_OOBINLINE) => flag(&o.oob_inline),
         _ if name == opt(raw::SO_DONTROUTE) => flag(&o.dont_route),
+        _ if name == opt(raw::SO_PASSCRED) && matches!(o.domain, super::AF_INET | super::AF_INET6) => {
+            Err(Errno::EOPNOTSUPP)
+        }
         _ if name == opt(raw::SO_PASSCRED) => flag(&o.pass_credentials),
         _ if name == opt(raw::SO_TIMESTAMP_OLD) => flag(&o.timestamp),
         _ if name == opt(raw::SO_PRIORITY) => value(o.priority.load(Ordering::Relaxed)),
@@ -237,6 +258,12 @@ pub fn get(socket: &dyn Socket, task: &Task, name: i32) -> Result<Vec<u8>> {
         }
         _ if name == opt(raw::SO_RCVTIMEO_OLD) => Ok(timeval(o.receive_timeout())),
         _ if name == opt(raw::SO_SNDTIMEO_OLD) => Ok(timeval(o.send_timeout())),
+        SO_MARK => value(o.mark.load(Ordering::Relaxed)),
+        // Of a socket without a peer that has credentials: pid 0, uid and gid -1.
+        SO_PEERCRED if o.domain != super::AF_UNIX => {
+            Ok([0u32, u32::MAX, u32::MAX].iter().flat_map(|v| v.to_ne_bytes()).collect())
+        }
+        SO_PEERGROUPS if o.domain != super::AF_UNIX => Err(Errno::ENODATA),
         _ => socket.get_option(task, SOL_SOCKET, name),
     }
 }

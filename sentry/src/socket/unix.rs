@@ -100,6 +100,11 @@ impl UnixSocket {
         self.state.lock().received.clear()
     }
 
+    /// SOCK_*.
+    pub fn kind(&self) -> SocketType {
+        self.options.kind
+    }
+
     fn is_datagram(&self) -> bool {
         self.options.kind == SocketType::Datagram
     }
@@ -128,7 +133,7 @@ impl UnixSocket {
             return Ok(());
         }
         self.autobind_if_needed(task)?;
-        let peer = unix_name::find(task, addr)?;
+        let peer = unix_name::find(task, addr, self.options.kind)?;
         if peer.options.kind != self.options.kind {
             return Err(Errno::EPROTOTYPE);
         }
@@ -151,7 +156,7 @@ impl UnixSocket {
             let state = self.state.lock();
             (state.peer.is_some(), state.listener.is_some(), state.address())
         };
-        let target = unix_name::find(task, addr)?;
+        let target = unix_name::find(task, addr, self.options.kind)?;
         if target.options.kind != self.options.kind {
             return Err(Errno::EPROTOTYPE);
         }
@@ -261,7 +266,7 @@ impl UnixSocket {
         let peer = match request.to {
             Some(to) if self.is_datagram() => {
                 self.autobind_if_needed(task)?;
-                let peer = unix_name::find(task, to)?;
+                let peer = unix_name::find(task, to, self.options.kind)?;
                 if !peer.is_datagram() {
                     return Err(Errno::EPROTOTYPE);
                 }
@@ -307,7 +312,9 @@ impl UnixSocket {
                 if foreign {
                     return Err(Errno::EPERM);
                 }
-                if state.received.len() > MAX_DATAGRAMS && !core::ptr::eq(&raw const *peer, self) {
+                // Two sockets connected to each other are bounded by SO_SNDBUF alone.
+                let mutual = state.peer.is_some();
+                if !mutual && state.received.len() > MAX_DATAGRAMS && !core::ptr::eq(&raw const *peer, self) {
                     state.wait_for_room(self.queue());
                     return Err(Errno::EAGAIN);
                 }
@@ -543,6 +550,7 @@ impl Socket for UnixSocket {
 
     fn get_option(&self, task: &Task, level: i32, name: i32) -> Result<Vec<u8>> {
         const SO_PEERCRED: i32 = 17;
+        const SO_PEERGROUPS: i32 = 59;
         if level != SOL_SOCKET {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -551,6 +559,10 @@ impl Socket for UnixSocket {
             SO_PEERCRED => {
                 let seen = creds.map_or([0, u32::MAX, u32::MAX], |c| c.as_seen_by(task));
                 Ok(seen.iter().flat_map(|v| v.to_ne_bytes()).collect())
+            }
+            SO_PEERGROUPS => {
+                let groups = creds.and_then(|c| c.groups).ok_or(Errno::ENODATA)?;
+                Ok(groups.groups.iter().flat_map(|v| v.to_ne_bytes()).collect())
             }
             _ => Err(Errno::ENOPROTOOPT),
         }

@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::sync::{Arc, Weak};
 
-use super::AF_UNIX;
 use super::unix::UnixSocket;
+use super::{AF_UNIX, SocketType};
 use crate::lock::{Mutex, Rank};
 use crate::ns::net::NetNamespace;
 use crate::task::Task;
@@ -97,13 +97,22 @@ fn erased(socket: &Weak<UnixSocket>) -> Weak<dyn Any + Send + Sync> {
     socket.clone()
 }
 
+/// Each type of socket has abstract names of its own.
+fn abstract_key(kind: SocketType, name: &[u8]) -> Vec<u8> {
+    let mut key = vec![kind as u8];
+    key.extend_from_slice(name);
+    key
+}
+
 fn bind_abstract(net: &Arc<NetNamespace>, socket: &Weak<UnixSocket>, name: &[u8]) -> Result<Binding> {
+    let kind = socket.upgrade().ok_or(Errno::EINVAL)?.kind();
+    let key = abstract_key(kind, name);
     let mut names = net.abstract_names.lock();
-    if names.get(name).is_some_and(|w| w.strong_count() > 0) {
+    if names.get(&key).is_some_and(|w| w.strong_count() > 0) {
         return Err(Errno::EADDRINUSE);
     }
-    names.insert(name.to_vec(), erased(socket));
-    Ok(Binding { address: abstract_address(name), place: Place::Abstract(net.clone(), name.to_vec()) })
+    names.insert(key.clone(), erased(socket));
+    Ok(Binding { address: abstract_address(name), place: Place::Abstract(net.clone(), key) })
 }
 
 /// Picks a free abstract name of five hexadecimal digits.
@@ -139,12 +148,13 @@ pub fn bind(task: &Arc<Task>, socket: &Weak<UnixSocket>, addr: &[u8]) -> Result<
     }
 }
 
-/// The socket bound to an address. ECONNREFUSED if nobody is.
-pub fn find(task: &Task, addr: &[u8]) -> Result<Arc<UnixSocket>> {
+/// The socket bound to an address. ECONNREFUSED if nobody is. A path may lead to a socket of another type than `kind`.
+pub fn find(task: &Task, addr: &[u8], kind: SocketType) -> Result<Arc<UnixSocket>> {
     match parse(addr)? {
         Name::Unnamed => Err(Errno::ECONNREFUSED),
         Name::Abstract(name) => {
-            let found = task.kernel().net.abstract_names.lock().get(name).and_then(Weak::upgrade);
+            let key = abstract_key(kind, name);
+            let found = task.kernel().net.abstract_names.lock().get(&key).and_then(Weak::upgrade);
             found.and_then(|s| s.downcast::<UnixSocket>().ok()).ok_or(Errno::ECONNREFUSED)
         }
         Name::Path(path) => {

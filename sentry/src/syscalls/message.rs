@@ -185,7 +185,7 @@ fn read_credentials(task: &Task, data: &[u8]) -> Result<Creds> {
         return Err(Errno::EPERM);
     }
     let pid = if itself { own.clone() } else { ns.pid(pid).ok_or(Errno::ESRCH)? };
-    Ok(Creds { pid, uid, gid })
+    Ok(Creds { pid, uid, gid, groups: None })
 }
 
 fn sigpipe(task: &Arc<Task>) {

@@ -230,8 +230,10 @@ struct Sets {
 
 fn select_sets(task: &Task, nfds: i32, addrs: [UserAddr; 3]) -> Result<(Sets, Vec<i32>, Vec<Watched>)> {
     let nfds = u64::try_from(nfds).map_err(|_| Errno::EINVAL)?;
-    // No descriptor at or above the limit can be open; the sets are read only as far as the table can reach.
-    let count = usize::try_from(nfds.min(task.limit(Resource::Nofile))).map_err(|_| Errno::EINVAL)?;
+    // As Linux does, what lies beyond the table's present size is not looked at.
+    let end = task.files().end();
+    let size = if end <= 64 { 64 } else { (end - 1).div_euclid(128).saturating_add(1).next_power_of_two() * 128 };
+    let count = usize::try_from(nfds).map_err(|_| Errno::EINVAL)?.min(size);
     let bytes = count.div_ceil(64) * 8;
     let space = task.space()?;
     let mut bits: [Vec<u8>; 3] = Default::default();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::lock::{Mutex, Rank};
+use crate::socket::options::SOL_SOCKET;
 use crate::{Errno, Result};
 
 /// IPPROTO_IP.
@@ -30,7 +31,7 @@ const KNOWN: &[(i32, i32, i32, i32, i32)] = &[
     // IPV6_RECVPKTINFO, IPV6_RECVHOPLIMIT, IPV6_RECVTCLASS, IPV6_TCLASS
     (IPV6, 49, 0, 0, i32::MAX), (IPV6, 51, 0, 0, i32::MAX), (IPV6, 66, 0, 0, i32::MAX), (IPV6, 67, 0, -1, 255),
     // TCP_NODELAY, TCP_MAXSEG, TCP_CORK, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_SYNCNT, TCP_LINGER2
-    (TCP, 1, 0, i32::MIN, i32::MAX), (TCP, 2, 65483, 88, 32767), (TCP, 3, 0, i32::MIN, i32::MAX),
+    (TCP, 1, 0, i32::MIN, i32::MAX), (TCP, 2, 536, 88, 32767), (TCP, 3, 0, i32::MIN, i32::MAX),
     (TCP, 4, 7200, 1, 32767), (TCP, 5, 75, 1, 32767), (TCP, 6, 9, 1, 127), (TCP, 7, 6, 1, 127),
     (TCP, 8, 60, i32::MIN, i32::MAX),
     // TCP_DEFER_ACCEPT, TCP_WINDOW_CLAMP, TCP_QUICKACK, TCP_USER_TIMEOUT, TCP_FASTOPEN, TCP_FASTOPEN_CONNECT
@@ -65,8 +66,11 @@ impl IpOptions {
         Ok(self.values.lock().get(&(level, name)).copied().unwrap_or(known.2))
     }
 
-    /// getsockopt(2).
+    /// getsockopt(2). EOPNOTSUPP for a level the socket does not have.
     pub fn get_bytes(&self, level: i32, name: i32) -> Result<Vec<u8>> {
+        if !self.levels.contains(&level) {
+            return Err(if level == SOL_SOCKET { Errno::ENOPROTOOPT } else { Errno::EOPNOTSUPP });
+        }
         const TCP_CONGESTION: i32 = 13;
         if (level, name) == (TCP, TCP_CONGESTION) && self.levels.contains(&TCP) {
             return Ok(b"cubic\0\0\0\0\0\0\0\0\0\0\0".to_vec());

@@ -20,6 +20,8 @@ use crate::task::Task;
 use crate::{Errno, Result};
 
 const MAX_BACKLOG: usize = 4096;
+/// net.ipv4.tcp_rmem's default.
+const DEFAULT_RECEIVE: u64 = 131_072;
 /// Bytes in flight in one direction.
 const WINDOW: usize = 1 << 20;
 
@@ -51,6 +53,13 @@ struct State {
     senders: Vec<Weak<WaitQueue>>,
 }
 
+impl State {
+    /// Both directions have ended: the connection is no more, though what was received may still be read.
+    fn closed(&self) -> bool {
+        self.fin && self.shut_write
+    }
+}
+
 /// A TCP socket.
 pub struct TcpSocket {
     this: Weak<TcpSocket>,
@@ -70,6 +79,7 @@ impl TcpSocket {
         };
         let options = Options::new(domain, SocketType::Stream, IPPROTO_TCP);
         options.budget.set_limit(WINDOW);
+        options.receive_buffer.store(DEFAULT_RECEIVE, Ordering::Relaxed);
         Arc::new_cyclic(|this| TcpSocket {
             this: this.clone(),
             net,
@@ -405,7 +415,7 @@ impl Socket for TcpSocket {
                     return Ok(());
                 }
                 (None, state.listener.take(), state.hold.clone())
-            } else if !state.connected || state.reset {
+            } else if !state.connected || state.reset || state.closed() {
                 return Err(Errno::ENOTCONN);
             } else {
                 state.shut_read |= read;
@@ -436,7 +446,8 @@ impl Socket for TcpSocket {
 
     fn peer_name(&self) -> Result<Vec<u8>> {
         let state = self.state.lock();
-        let remote = state.remote.filter(|_| state.connected && !state.reset).ok_or(Errno::ENOTCONN)?;
+        let alive = state.connected && !state.reset && !state.closed();
+        let remote = state.remote.filter(|_| alive).ok_or(Errno::ENOTCONN)?;
         Ok(encode(self.domain(), remote))
     }
 
@@ -460,7 +471,7 @@ impl Socket for TcpSocket {
             events |= Events::READABLE;
         }
         if state.error.is_some() && !state.connected {
-            events |= Events::READABLE;
+            events |= Events::READABLE | Events::RDHUP;
         }
         if state.shut_write || !state.connected || self.options.budget.writable() {
             events |= Events::WRITABLE;
@@ -470,6 +481,12 @@ impl Socket for TcpSocket {
 
     fn get_option(&self, _task: &Task, level: i32, name: i32) -> Result<Vec<u8>> {
         const TCP_INFO: i32 = 11;
+        const TCP_MAXSEG: i32 = 2;
+        /// What the loopback interface's MTU leaves.
+        const LOOPBACK_MSS: i32 = 65483;
+        if (level, name) == (ip_options::TCP, TCP_MAXSEG) && self.state.lock().connected {
+            return Ok(LOOPBACK_MSS.to_ne_bytes().to_vec());
+        }
         if (level, name) == (ip_options::TCP, TCP_INFO) {
             let state = self.state.lock();
             let number: u8 = if state.listener.is_some() {

@@ -182,6 +182,7 @@ impl Socket for UdpSocket {
             }
             state.remote
         };
+        self.bind_if_needed(task)?;
         let to = match request.to {
             Some(to) => route(parse(self.domain(), to)?)?,
             None => remote.ok_or(Errno::EDESTADDRREQ)?,
@@ -189,7 +190,6 @@ impl Socket for UdpSocket {
         if to.port() == 0 {
             return Err(Errno::EINVAL);
         }
-        self.bind_if_needed(task)?;
         let data = take_bytes(src, len)?;
         if data.len() < len {
             return Err(Errno::EFAULT);
@@ -266,7 +266,7 @@ impl Socket for UdpSocket {
 
     fn poll(&self) -> Events {
         let state = self.state.lock();
-        let mut events = Events::WRITABLE;
+        let mut events = Events::WRITABLE | Events::WRBAND;
         if state.error.is_some() {
             events |= Events::ERR | Events::READABLE;
         }
