@@ -1,7 +1,7 @@
 //! The root object of one sandbox: handles to everything that exists once. Owns nothing but handles.
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Condvar;
 
@@ -46,7 +46,7 @@ pub struct ExitStatus(pub i32);
 impl ExitStatus {
     /// The argument of exit(2), unless a signal killed it.
     pub fn code(self) -> Option<u8> {
-        (self.0 & 0x7f == 0).then_some((self.0 >> 8) as u8)
+        self.signal().is_none().then_some((self.0 >> 8) as u8)
     }
 
     /// The signal that killed it.
@@ -92,7 +92,7 @@ pub struct Kernel {
     tasks: AtomicUsize,
     forks: AtomicUsize,
     user_tasks: Mutex<HashMap<u32, usize>>,
-    init: OnceLock<Arc<ThreadGroup>>,
+    init: OnceLock<Weak<ThreadGroup>>,
     exit: parking_lot::Mutex<Option<ExitStatus>>,
     exited: Condvar,
 }
@@ -159,12 +159,12 @@ impl Kernel {
     }
 
     /// The first process.
-    pub fn init(&self) -> Option<&Arc<ThreadGroup>> {
-        self.init.get()
+    pub fn init(&self) -> Option<Arc<ThreadGroup>> {
+        self.init.get().and_then(Weak::upgrade)
     }
 
-    pub(crate) fn set_init(&self, group: Arc<ThreadGroup>) {
-        let _ = self.init.set(group);
+    pub(crate) fn set_init(&self, group: &Arc<ThreadGroup>) {
+        let _ = self.init.set(Arc::downgrade(group));
     }
 
     /// Tasks that exist (zombies included).

@@ -93,6 +93,7 @@ impl Entity {
     }
 
     /// What a child of this entity starts with.
+    #[must_use]
     pub fn inherit(&self) -> Entity {
         let mut policy = self.policy();
         let mut nice = self.nice();

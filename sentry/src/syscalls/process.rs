@@ -308,7 +308,7 @@ async fn wait4(task: &Arc<Task>, pid: i32, status: UserPtr<i32>, bits: i32, rusa
         p => by_pid(task, p),
     };
     let o = Options { exited: true, ..options(bits) };
-    let Some(report) = wait(task, &target, &o).await? else { return Ok(0) };
+    let Some(report) = wait(task, &target, o).await? else { return Ok(0) };
     let space = task.space()?;
     if !status.is_null() {
         space.write(status, &report.status)?;
@@ -347,7 +347,7 @@ async fn waitid(
     };
     let hangs = !o.no_hang;
     o.no_hang |= nonblock;
-    let report = wait(task, &target, &o).await?;
+    let report = wait(task, &target, o).await?;
     if report.is_none() && nonblock && hangs {
         return Err(Errno::EAGAIN);
     }

@@ -251,7 +251,7 @@ fn setaffinity(task: &Arc<Task>, pid: i32, len: u32, mask: UserAddr) -> Result<u
 fn getaffinity(task: &Arc<Task>, pid: i32, len: u32, mask: UserAddr) -> Result<u64> {
     let cpus = task.kernel().sched.cpus();
     let len = len as usize;
-    if len.saturating_mul(8) < cpus || len % 8 != 0 {
+    if len.saturating_mul(8) < cpus || !len.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
     let target = find(task, pid).map_err(|_| Errno::ESRCH)?;

@@ -111,7 +111,7 @@ fn check(parent: &Task, r: &CloneRequest) -> Result<()> {
     if both(NEWNS, FS) || both(NEWUSER, FS) || without(THREAD, SIGHAND) || without(SIGHAND, VM) {
         return Err(Errno::EINVAL);
     }
-    if f & PARENT != 0 && parent.group().parent().is_none() || f & PARENT != 0 && parent.group().tgid() == 1 {
+    if f & PARENT != 0 && (parent.group().parent().is_none() || parent.group().tgid() == 1) {
         return Err(Errno::EINVAL);
     }
     if both(THREAD, NEWUSER | NEWPID) || both(SIGHAND, CLEAR_SIGHAND) || both(PIDFD, DETACHED) || both(PIDFD, THREAD) {

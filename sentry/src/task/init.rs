@@ -96,7 +96,7 @@ impl Kernel {
             pid.hold_group(&group);
         }
         exec::commit(&task, loaded);
-        self.set_init(group);
+        self.set_init(&group);
         run::start(&task);
         Ok(task)
     }
@@ -113,7 +113,7 @@ impl Kernel {
         let default = init.signals.actions().get(signal).handler == signal::action::SIG_DFL;
         match foreground {
             Some(group) => group.members().iter().for_each(|m| signal::send::from_host(m, signal)),
-            None => signal::send::from_host(init, signal),
+            None => signal::send::from_host(&init, signal),
         }
         signal == Signal::SIGTSTP && own && default
     }

@@ -102,17 +102,16 @@ impl Numbers {
         }
         let w = w + 1;
         let s = w / 64;
-        let word = match zero_at_or_above(*self.full.get(s)?, (w % 64) as u32) {
-            Some(bit) => s * 64 + bit as usize,
-            None => {
-                let s = s + 1;
-                let t = s / 64;
-                let first = zero_at_or_above(*self.top.get(t)?, (s % 64) as u32).map(|bit| t * 64 + bit as usize);
-                let summary = first.or_else(|| {
-                    (t + 1..self.top.len()).find_map(|t| Some(t * 64 + zero_at_or_above(self.top[t], 0)? as usize))
-                })?;
-                summary * 64 + zero_at_or_above(self.full[summary], 0)? as usize
-            }
+        let word = if let Some(bit) = zero_at_or_above(*self.full.get(s)?, (w % 64) as u32) {
+            s * 64 + bit as usize
+        } else {
+            let s = s + 1;
+            let t = s / 64;
+            let first = zero_at_or_above(*self.top.get(t)?, (s % 64) as u32).map(|bit| t * 64 + bit as usize);
+            let summary = first.or_else(|| {
+                (t + 1..self.top.len()).find_map(|t| Some(t * 64 + zero_at_or_above(self.top[t], 0)? as usize))
+            })?;
+            summary * 64 + zero_at_or_above(self.full[summary], 0)? as usize
         };
         Some((word * 64) as i32 + zero_at_or_above(self.bits[word], 0)? as i32)
     }
@@ -145,7 +144,7 @@ impl Numbers {
 
     /// Gives a number back.
     pub fn free(&mut self, n: i32) {
-        if n < 1 || n >= PID_MAX_LIMIT || !self.is_taken(n) {
+        if !(1..PID_MAX_LIMIT).contains(&n) || !self.is_taken(n) {
             return;
         }
         let n = n as usize;

@@ -118,8 +118,9 @@ pub(crate) fn run_program(
     (kernel, status)
 }
 
-/// Nothing may be left: no task, no number, no process.
-fn assert_empty(kernel: &Kernel) {
+/// Nothing may be left: no task, no number, no process, and no cycle that keeps the sandbox alive.
+fn assert_empty(kernel: &Arc<Kernel>) {
+    assert_eq!(Arc::strong_count(kernel), 1);
     assert_eq!(kernel.task_count(), 0);
     assert_eq!(kernel.root_pid_ns.group_count(), 0);
     assert_eq!(kernel.root_pid_ns.used(), 0);

@@ -56,7 +56,7 @@ pub struct Report {
     pub usage: UsageValue,
 }
 
-fn eligible(child: &Arc<ThreadGroup>, waiter: &Arc<Task>, target: &Target, o: &Options) -> bool {
+fn eligible(child: &Arc<ThreadGroup>, waiter: &Arc<Task>, target: &Target, o: Options) -> bool {
     let named = match target {
         Target::Any => true,
         Target::Pid(p) => Arc::ptr_eq(child.pid(), p),
@@ -90,7 +90,7 @@ fn dead(child: &Arc<ThreadGroup>, waiter: &Arc<Task>, status: i32) -> Report {
 }
 
 /// One look: news, or None if eligible children have none; ECHILD without an eligible child.
-pub fn try_wait(waiter: &Arc<Task>, target: &Target, o: &Options) -> Result<Option<Report>> {
+pub fn try_wait(waiter: &Arc<Task>, target: &Target, o: Options) -> Result<Option<Report>> {
     let kernel = waiter.kernel();
     let group = waiter.group();
     let mut reaped = None;
@@ -144,7 +144,7 @@ pub fn try_wait(waiter: &Arc<Task>, target: &Target, o: &Options) -> Result<Opti
 }
 
 /// Waits for news; None only with WNOHANG. ECHILD without an eligible child, ERESTARTSYS on a signal.
-pub async fn wait(waiter: &Arc<Task>, target: &Target, o: &Options) -> Result<Option<Report>> {
+pub async fn wait(waiter: &Arc<Task>, target: &Target, o: Options) -> Result<Option<Report>> {
     let first = try_wait(waiter, target, o)?;
     if first.is_some() || o.no_hang {
         return Ok(first);
