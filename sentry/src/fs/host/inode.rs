@@ -112,11 +112,16 @@ impl HostInode {
 
     /// The contents of a regular file.
     pub fn content(&self, write: bool) -> Result<Arc<Content>> {
+        self.content_of(write, None)
+    }
+
+    /// As `content`, with attributes that the host gave just now.
+    pub fn content_of(&self, write: bool, said: Option<Stat>) -> Result<Arc<Content>> {
         let path = match self.path() {
             Ok(path) => path,
             Err(e) => return self.content.lock().upgrade().ok_or(e),
         };
-        let content = self.shared.content(&path, write)?;
+        let content = self.shared.content(&path, write, said)?;
         *self.content.lock() = Arc::downgrade(&content);
         Ok(content)
     }

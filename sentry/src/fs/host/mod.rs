@@ -7,6 +7,8 @@ mod inode;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+use guest_abi::types::Stat;
+
 pub use content::{Content, LazyContent};
 pub use file::{HostDir, HostRegular};
 pub use inode::HostInode;
@@ -47,8 +49,9 @@ impl HostShared {
     }
 
     /// The contents of the regular file at `path`, one object for one (device, inode). `write` opens it for writing too.
-    pub fn content(&self, path: &[u8], write: bool) -> Result<Arc<Content>> {
-        let st = self.tree.stat(path)?;
+    /// `said`: its attributes, if they were just asked for.
+    pub fn content(&self, path: &[u8], write: bool, said: Option<Stat>) -> Result<Arc<Content>> {
+        let st = said.map_or_else(|| self.tree.stat(path), Ok)?;
         let known = self.contents.lock().get(&(st.dev, st.ino)).and_then(Weak::upgrade);
         let content = if let Some(content) = known {
             content

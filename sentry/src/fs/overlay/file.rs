@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use guest_abi::types::Stat;
 use linux_raw_sys::general::{SEEK_DATA, SEEK_HOLE};
 
 use super::Node;
@@ -26,10 +27,7 @@ impl OverlayFile {
         if write {
             node.upper()?;
         }
-        let lower = match (node.changed(), &node.lower) {
-            (None, Some(lower)) => Some(lower.content(false)?),
-            _ => None,
-        };
+        let lower = node.lower_content()?;
         Ok(OverlayFile { node, lower })
     }
 
@@ -96,6 +94,11 @@ impl FileOps for OverlayFile {
     }
     fn sync(&self, _data_only: bool) -> Result<()> {
         Ok(())
+    }
+    fn stat(&self) -> Option<Result<Stat>> {
+        // The open file says it with one host call, and of the very file that was opened.
+        let content = self.unchanged().filter(|_| !self.node.is_gone())?;
+        Some(content.stat().map(|st| Stat { dev: self.node.id.0, ino: self.node.id.1, ..st }))
     }
     fn as_any(&self) -> &dyn Any {
         self

@@ -9,18 +9,22 @@ use guest_abi::types::Stat;
 use super::dir::OverlayDir;
 use super::file::OverlayFile;
 use super::rename;
-use crate::fs::host::{HostInode, LazyContent};
+use crate::fs::host::{Content, HostInode, LazyContent};
 use crate::fs::tmpfs::attr::{Attr, Xattrs, xattr_supported};
 use crate::fs::tmpfs::data::FileData;
 use crate::fs::tmpfs::dir::{Entries, Name};
 use crate::fs::tmpfs::{Body, TmpInode, TmpShared};
 use crate::lock::{Mutex, Rank};
 use crate::platform::host::AttrChange;
+use crate::time::Nanos;
 use crate::vfs::file::Caller;
 use crate::vfs::inode::Create;
 use crate::vfs::path::Attachments;
 use crate::vfs::{Inode, InodeKind, OpenFlags, OpenResult, PathRef};
 use crate::{Errno, Result};
+
+/// For how long an answer of the host stands for the present, ns: shorter than a program can tell.
+const RECENT: Nanos = 50_000;
 
 /// A name that differs from the host directory below.
 pub(super) enum Entry {
@@ -56,6 +60,8 @@ pub struct Node {
     /// Where to pin the node once it changes; None: pinned, or removed.
     link: Mutex<Option<(Arc<Node>, Name)>>,
     pub(super) names: Option<Mutex<Names>>,
+    /// What the host just said, and when: a lookup, the permission check and the operation itself ask within one call.
+    said: Mutex<Option<(Nanos, Stat)>>,
     /// The name was removed.
     gone: AtomicBool,
     /// The host has removed or replaced what an unchanged node stands for.
@@ -85,6 +91,7 @@ impl Node {
             copying: Mutex::new(Rank::Inode, ()),
             link: Mutex::new(Rank::Leaf, link),
             names,
+            said: Mutex::new(Rank::Leaf, None),
             gone: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             attachments: Attachments::default(),
@@ -117,6 +124,21 @@ impl Node {
 
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
+    }
+
+    fn note(&self, st: &Stat) {
+        *self.said.lock() = Some((self.shared.platform.monotonic(), *st));
+    }
+
+    fn is_recent(&self, at: Nanos) -> bool {
+        self.shared.platform.monotonic().saturating_sub(at) < RECENT
+    }
+
+    /// The host's contents of an unchanged regular node.
+    pub(super) fn lower_content(&self) -> Result<Option<Arc<Content>>> {
+        let (None, Some(lower)) = (self.upper.get(), &self.lower) else { return Ok(None) };
+        let said = self.said.lock().take().filter(|s| self.is_recent(s.0));
+        lower.content_of(false, said.map(|s| s.1)).map(Some)
     }
 
     /// The upper inode if the node has changed.
@@ -220,6 +242,7 @@ impl Node {
             names.live.retain(|_, n| n.strong_count() > 0);
         }
         names.live.insert(name, Arc::downgrade(&node));
+        node.note(&st);
         Ok(node)
     }
 
@@ -308,7 +331,11 @@ impl Inode for Node {
     fn stat(&self) -> Result<Stat> {
         let Some(upper) = self.upper.get() else {
             let lower = self.lower.as_ref().ok_or(Errno::EIO)?;
-            let mut st = lower.host_stat().inspect_err(|_| self.stale.store(true, Ordering::Relaxed))?;
+            let said = self.said.lock().take();
+            let mut st = match said.filter(|s| self.is_recent(s.0)) {
+                Some((_, st)) => st,
+                None => lower.host_stat().inspect_err(|_| self.stale.store(true, Ordering::Relaxed))?,
+            };
             if (st.dev, st.ino) != self.id || InodeKind::from_mode(st.mode) != Some(self.kind) {
                 self.stale.store(true, Ordering::Relaxed);
             }
@@ -345,7 +372,15 @@ impl Inode for Node {
         if self.is_dir() {
             return Ok(self.walk);
         }
-        let st = self.stat()?;
+        let said = *self.said.lock();
+        let st = match said.filter(|s| self.is_recent(s.0)) {
+            Some((_, st)) => st,
+            None => {
+                let st = self.stat()?;
+                self.note(&st);
+                st
+            }
+        };
         Ok((st.mode & 0o7777, st.uid, st.gid))
     }
 
