@@ -286,7 +286,7 @@ fn map_segment(
             addr: UserAddr(page),
             len,
             prot: s.prot(),
-            flags: MapFlags::FIXED,
+            flags: MapFlags::FIXED | MapFlags::LIBRARY,
             source: MapSource::File { object: object.clone(), offset, file: Some(file.clone()), may_write: false },
         })?;
         zeroes_from = page + len;

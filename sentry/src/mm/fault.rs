@@ -86,6 +86,8 @@ struct Site {
     writable: bool,
     ahead: Ahead,
     offset: u64,
+    /// Whether the VMA shows a file (shared anonymous memory is an object without one).
+    file: bool,
 }
 
 /// The aligned block of `pages` pages that holds `page`, as far as the VMA goes.
@@ -167,6 +169,7 @@ impl AddressSpace {
             writable: vma.writable(),
             ahead: vma.ahead,
             offset: vma.offset_of(page),
+            file: matches!(&vma.backing, Backing::Object { file: Some(_), .. }),
         };
         let done = match (&vma.backing, present) {
             (Backing::Special { frames, .. }, None) => {
@@ -414,7 +417,8 @@ impl AddressSpace {
         let mut flags = site.entry | PteFlags::OWNED;
         flags.set(PteFlags::WRITE, site.writable);
         let most = window_size(&site.ahead, page, COPY_FIRST, COPY_MOST).min((site.end - page) / PAGE_SIZE);
-        let most = if site.flags.contains(MapFlags::RANDOM) || !site.writable { 1 } else { most };
+        // A page that is not written yet must show later changes of the file; only a program's own file does not change.
+        let most = if site.flags.contains(MapFlags::LIBRARY) && site.writable { most } else { 1 };
         let (_, count) = self.absent_around(page, page, most);
         let mut done = 0;
         // Pages of one window are asked for once.
@@ -611,7 +615,12 @@ impl AddressSpace {
             Backing::Anonymous => (start, Access::WRITE, PREFILL_ANONYMOUS.min(pages)),
             // The dynamic linker first maps a library as a whole, then its parts over that: the parts stay.
             Backing::Object { .. } if flags.contains(MapFlags::LIBRARY) && !fixed => return,
-            Backing::Object { .. } if vma.writable() => (start, Access::WRITE, PREFILL_COPY.min(pages)),
+            Backing::Object { .. } if vma.writable() => {
+                if !flags.contains(MapFlags::LIBRARY) {
+                    return;
+                }
+                (start, Access::WRITE, PREFILL_COPY.min(pages))
+            }
             Backing::Object { .. } => (start, Access::READ, WINDOW_MOST),
         };
         self.remember(state, at, at, ahead.div_ceil(4));

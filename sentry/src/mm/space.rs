@@ -67,7 +67,8 @@ bitflags! {
         const LOCKED_ONFAULT = 65536;
         /// MAP_32BIT: placed in the second GiB.
         const LOW = 131_072;
-        /// MAP_DENYWRITE: ignored by Linux, but it is how the dynamic linker maps libraries.
+        /// MAP_DENYWRITE: ignored by Linux, but it is how the dynamic linker maps libraries, which do not change while they are
+        /// mapped.
         const LIBRARY = 262_144;
     }
 }
@@ -405,7 +406,10 @@ impl AddressSpace {
             let at = if low { state.vmas.place(len, 1 << 30, 2 << 30) } else { Self::place(state, wanted, len) };
             at.ok_or(Errno::ENOMEM)?
         };
-        let flags = flags | state.future;
+        let mut flags = flags | state.future;
+        if !matches!(backing, Backing::Object { .. }) {
+            flags -= MapFlags::LIBRARY;
+        }
         let pages = len / PAGE_SIZE;
         let replaced = if fixed { state.vmas.mapped_pages(addr, addr + len) } else { 0 };
         self.may_expand(state, pages.saturating_sub(replaced), prot, flags)?;
@@ -421,7 +425,7 @@ impl AddressSpace {
             }
             self.unmap_locked(state, addr, addr + len, removed);
         }
-        let once = MapFlags::FIXED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE | MapFlags::LOW | MapFlags::LIBRARY;
+        let once = MapFlags::FIXED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE | MapFlags::LOW;
         state.vmas.insert(Vma {
             start: addr,
             end: addr + len,

@@ -642,6 +642,16 @@ impl Mappable for FileData {
         self.length()
     }
 
+    fn punch_hole(&self, start: u64, end: u64) -> Result<()> {
+        /// FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE.
+        const PUNCH: u32 = 3;
+        self.allocate(PUNCH, start, end.saturating_sub(start))
+    }
+
+    fn is_resident(&self, offset: u64) -> bool {
+        matches!(self.pages.lock().map.get(&page_of(offset)), Some(Some(_)))
+    }
+
     fn add_mapper(&self, space: &Arc<AddressSpace>) {
         let mut mappers = self.mappers.lock();
         mappers.insert(Arc::as_ptr(space) as usize, Arc::downgrade(space));
