@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Write;
 use std::sync::{Arc, Weak};
 
 use guest_abi::types::Stat;
@@ -61,7 +62,7 @@ impl Item {
     }
 
     /// What of the interest is true now; arms the object's readiness if nothing is.
-    fn look(&self, file: &File, events: u32) -> u32 {
+    fn look(file: &File, events: u32) -> u32 {
         let mask = Events::from_bits_retain(events & !PRIVATE);
         let got = file.ops().poll(file) & mask;
         if !got.is_empty() {
@@ -206,7 +207,7 @@ impl Epoll {
         let watcher: Weak<dyn CloseWatcher> = item.this.clone();
         file.watch_close(watcher);
         item.observe(&queue);
-        if item.look(file, item.interest().events) != 0 {
+        if Item::look(file, item.interest().events) != 0 {
             self.enqueue(&item);
         }
         Ok(())
@@ -223,7 +224,7 @@ impl Epoll {
         if let Some(queue) = file.ops().wait_queue() {
             item.observe(&queue);
         }
-        if item.look(file, item.interest().events) != 0 {
+        if Item::look(file, item.interest().events) != 0 {
             self.enqueue(&item);
         }
         Ok(())
@@ -253,7 +254,7 @@ impl Epoll {
             if events & !PRIVATE == 0 {
                 continue;
             }
-            let got = item.look(&file, events);
+            let got = Item::look(&file, events);
             if got == 0 {
                 continue;
             }
@@ -310,7 +311,7 @@ impl FileOps for Epoll {
             let Some(item) = self.dequeue() else { break };
             let Some(file) = item.file.upgrade() else { continue };
             let events = item.interest().events;
-            if events & !PRIVATE != 0 && item.look(&file, events) != 0 {
+            if events & !PRIVATE != 0 && Item::look(&file, events) != 0 {
                 let mut ready = self.ready.lock();
                 if !item.queued.swap(true, Ordering::Relaxed) {
                     ready.push_front(item.clone());
@@ -348,7 +349,7 @@ impl FileOps for Epoll {
         let mut text = String::new();
         for item in items {
             let Interest { events, data } = item.interest();
-            text += &format!("tfd: {:8} events: {events:8x} data: {data:16x}\n", item.key.0);
+            let _ = writeln!(text, "tfd: {:8} events: {events:8x} data: {data:16x}", item.key.0);
         }
         text.into_bytes()
     }

@@ -187,10 +187,10 @@ impl Pipe {
             total += n;
             buffer.start += n;
             let packet = buffer.packet;
-            if (packet && n == wanted) || buffer.start >= buffer.end {
-                if let Some(done) = inner.buffers.pop_front() {
-                    inner.recycle(done.page);
-                }
+            if ((packet && n == wanted) || buffer.start >= buffer.end)
+                && let Some(done) = inner.buffers.pop_front()
+            {
+                inner.recycle(done.page);
             }
             if packet || n < wanted {
                 break;
@@ -247,19 +247,20 @@ impl Pipe {
         // As Linux does: the odd part may join the last page, everything else takes whole free pages. So a write of at
         // most PIPE_BUF bytes is taken whole or not at all.
         let odd = src.remaining() % PAGE;
-        if odd > 0 && !packet {
-            if let Some(last) = inner.buffers.back_mut().filter(|b| !b.packet && PAGE - b.end >= odd) {
-                let end = last.end;
-                match src.take(last.page.0.get_mut(end..end + odd).unwrap_or_default()) {
-                    Ok(n) => {
-                        last.end += n;
-                        total += n;
-                        if n < odd {
-                            failure = Some(Errno::EFAULT);
-                        }
+        if odd > 0
+            && !packet
+            && let Some(last) = inner.buffers.back_mut().filter(|b| !b.packet && PAGE - b.end >= odd)
+        {
+            let end = last.end;
+            match src.take(last.page.0.get_mut(end..end + odd).unwrap_or_default()) {
+                Ok(n) => {
+                    last.end += n;
+                    total += n;
+                    if n < odd {
+                        failure = Some(Errno::EFAULT);
                     }
-                    Err(e) => failure = Some(e),
                 }
+                Err(e) => failure = Some(e),
             }
         }
         while failure.is_none() && src.remaining() > 0 && !inner.full() {
@@ -471,16 +472,15 @@ impl Default for FifoSlot {
 pub fn open_fifo(attachments: &Attachments, flags: OpenFlags) -> Result<Arc<dyn FileOps>> {
     let slot = attachments.get_or_insert_with(FifoSlot::default);
     let found = slot.pipe.lock().upgrade();
-    let pipe = match found {
-        Some(pipe) => pipe,
-        None => {
-            let made = Pipe::new(false);
-            let mut current = slot.pipe.lock();
-            current.upgrade().unwrap_or_else(|| {
-                *current = Arc::downgrade(&made);
-                made
-            })
-        }
+    let pipe = if let Some(pipe) = found {
+        pipe
+    } else {
+        let made = Pipe::new(false);
+        let mut current = slot.pipe.lock();
+        current.upgrade().unwrap_or_else(|| {
+            *current = Arc::downgrade(&made);
+            made
+        })
     };
     Ok(open_end(&pipe, flags, None)?)
 }

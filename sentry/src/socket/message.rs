@@ -187,14 +187,14 @@ pub struct Segment {
     start: usize,
     /// What came with it.
     pub ancillary: Ancillary,
-    _charge: Charge,
+    charge: Charge,
 }
 
 impl Segment {
     /// A segment charged to `budget`.
     pub fn new(data: Vec<u8>, ancillary: Ancillary, budget: &Arc<Budget>) -> Segment {
         let charge = budget.charge(data.len().max(1).next_multiple_of(64) + OVERHEAD);
-        Segment { data, start: 0, ancillary, _charge: charge }
+        Segment { data, start: 0, ancillary, charge: charge }
     }
 
     fn rest(&self) -> &[u8] {
@@ -267,7 +267,7 @@ impl ReceiveQueue {
             }
         {
             last.data.extend_from_slice(data);
-            last._charge.grow(data.len());
+            last.charge.grow(data.len());
             return;
         }
         self.segments.push_back(Segment::new(data.to_vec(), ancillary, budget));

@@ -41,9 +41,8 @@ pub struct NetlinkSocket {
 
 /// A netlink socket. EPROTONOSUPPORT for other families than route.
 pub fn create(kind: u32, protocol: i32) -> Result<Arc<dyn Socket>> {
-    let kind = match SocketType::from_raw(kind) {
-        Some(kind @ (SocketType::Raw | SocketType::Datagram)) => kind,
-        _ => return Err(Errno::ESOCKTNOSUPPORT),
+    let Some(kind @ (SocketType::Raw | SocketType::Datagram)) = SocketType::from_raw(kind) else {
+        return Err(Errno::ESOCKTNOSUPPORT);
     };
     if protocol != NETLINK_ROUTE {
         return Err(Errno::EPROTONOSUPPORT);

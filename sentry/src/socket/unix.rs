@@ -282,13 +282,11 @@ impl UnixSocket {
                     return Err(Errno::EPIPE);
                 }
                 let peer = state.peer.as_ref().ok_or(Errno::ENOTCONN)?;
-                match peer.upgrade() {
-                    Some(peer) => peer,
-                    None => {
-                        state.peer = None;
-                        return Err(Errno::ECONNREFUSED);
-                    }
-                }
+                let Some(peer) = peer.upgrade() else {
+                    state.peer = None;
+                    return Err(Errno::ECONNREFUSED);
+                };
+                peer
             }
             None => self.stream_peer()?,
         };

@@ -489,13 +489,11 @@ fn put_rights(task: &Task, control: &mut ControlWriter, rights: &InFlight, cloex
             control.truncated = true;
             break;
         }
-        match task.files().insert(file.clone(), cloexec, 0, limit) {
-            Ok(fd) => numbers.push(fd),
-            Err(_) => {
-                control.truncated = true;
-                break;
-            }
-        }
+        let Ok(fd) = task.files().insert(file.clone(), cloexec, 0, limit) else {
+            control.truncated = true;
+            break;
+        };
+        numbers.push(fd);
     }
     if !numbers.is_empty() {
         let data: Vec<u8> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();

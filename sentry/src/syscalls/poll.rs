@@ -271,11 +271,12 @@ fn select_answer(task: &Task, sets: &Sets, fds: &[i32], watched: &[Watched]) -> 
         let fd = usize::try_from(fd).unwrap_or(0);
         for ((old, new), events) in sets.bits.iter().zip(&mut out).zip([SELECT_IN, SELECT_OUT, SELECT_EX]) {
             let asked = old.get(fd / 8).is_some_and(|b| b & (1 << (fd % 8)) != 0);
-            if asked && w.got.intersects(events) {
-                if let Some(b) = new.get_mut(fd / 8) {
-                    *b |= 1 << (fd % 8);
-                    total += 1;
-                }
+            if asked
+                && w.got.intersects(events)
+                && let Some(b) = new.get_mut(fd / 8)
+            {
+                *b |= 1 << (fd % 8);
+                total += 1;
             }
         }
     }

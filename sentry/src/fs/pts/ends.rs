@@ -30,11 +30,6 @@ impl PtyMaster {
     pub fn new(pty: Arc<Pty>) -> PtyMaster {
         PtyMaster { pty }
     }
-
-    /// The terminal.
-    pub fn pty(&self) -> &Arc<Pty> {
-        &self.pty
-    }
 }
 
 impl Drop for PtyMaster {
@@ -170,11 +165,6 @@ impl PtySlave {
         let slave = Arc::new(PtySlave { pty: pty.clone() });
         pty.job.opened(task, flags);
         Ok(slave)
-    }
-
-    /// The terminal.
-    pub fn pty(&self) -> &Arc<Pty> {
-        &self.pty
     }
 
     /// How much of the input a read of `max` bytes may take now. EAGAIN while it has to wait.

@@ -313,7 +313,8 @@ impl Line {
                 self.output.push_back(8);
             }
             _ => {
-                if !c.is_ascii_control() && !(t.i(iflag::IUTF8) && c & 0xc0 == 0x80) {
+                let continues = t.i(iflag::IUTF8) && c & 0xc0 == 0x80;
+                if !c.is_ascii_control() && !continues {
                     self.column = self.column.wrapping_add(1);
                 }
                 self.output.push_back(if t.o(oflag::OLCUC) { c.to_ascii_uppercase() } else { c });

@@ -166,13 +166,8 @@ impl TcpSocket {
             _ => return Err(Errno::ECONNREFUSED),
         };
         let bound = self.state.lock().hold.clone();
-        let hold = match bound {
-            Some(hold) => hold,
-            None => {
-                let any = SocketAddr::new(source_for(to.ip()), 0);
-                self.take_port(task, any)?
-            }
-        };
+        let hold =
+            if let Some(hold) = bound { hold } else { self.take_port(task, SocketAddr::new(source_for(to.ip()), 0))? };
         let local_ip = if hold.addr.ip().is_unspecified() { source_for(to.ip()) } else { hold.addr.ip() };
         let local = SocketAddr::new(local_ip, hold.addr.port());
         let server = TcpSocket::new(self.net.clone(), target.domain());
