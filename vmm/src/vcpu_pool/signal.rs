@@ -162,8 +162,16 @@ pub fn attach(kick: &Kick) -> io::Result<PreemptionTimer> {
     let tid = unsafe {
         let mut set: libc::sigset_t = core::mem::zeroed();
         libc::sigfillset(&raw mut set);
-        for s in [kick_signal(), libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT]
-        {
+        for s in [
+            kick_signal(),
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGILL,
+            libc::SIGFPE,
+            libc::SIGTRAP,
+            libc::SIGABRT,
+            libc::SIGSYS,
+        ] {
             libc::sigdelset(&raw mut set, s);
         }
         let r = libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, ptr::null_mut());
