@@ -373,13 +373,12 @@ impl Inode for Node {
             return Ok(self.walk);
         }
         let said = *self.said.lock();
-        let st = match said.filter(|s| self.is_recent(s.0)) {
-            Some((_, st)) => st,
-            None => {
-                let st = self.stat()?;
-                self.note(&st);
-                st
-            }
+        let st = if let Some((_, st)) = said.filter(|s| self.is_recent(s.0)) {
+            st
+        } else {
+            let st = self.stat()?;
+            self.note(&st);
+            st
         };
         Ok((st.mode & 0o7777, st.uid, st.gid))
     }
