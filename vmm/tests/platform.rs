@@ -223,7 +223,10 @@ fn memory_that_the_host_cannot_supply_is_a_bus_error() {
         for _ in 0..2 {
             let (exit, rip, _) = load(3);
             let right = |at| at == window.base().0 + 3 * 4096;
-            assert!(matches!(exit, Exit::BusError { at } if at.is_none_or(|at| right(at.0 & !4095))), "{exit:?}");
+            assert!(
+                matches!(exit, Exit::BusError { at, va: Some(va) } if va == 0x1000_3000 && at.is_none_or(|at| right(at.0 & !4095))),
+                "{exit:?}"
+            );
             assert_eq!(rip, 0);
             // The vCPU is as good as before.
             assert_eq!(load(0), (Exit::Syscall, 4, 0x5a));

@@ -73,6 +73,8 @@ pub enum Exit {
     BusError {
         /// The guest-physical address where KVM tells it.
         at: Option<PhysAddr>,
+        /// The address the program used, where the instruction shows it.
+        va: Option<u64>,
     },
     /// The virtual CPU cannot go on (KVM's own error). The text names it. The task is to be killed.
     Broken(&'static str),

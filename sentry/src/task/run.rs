@@ -8,6 +8,7 @@ use guest_abi::UserAddr;
 
 use super::{Task, exit};
 use crate::Result;
+use crate::mm::FaultSignal;
 use crate::platform::Exit;
 use crate::sched::{self, current_cpu};
 use crate::signal::{self, fault};
@@ -15,6 +16,8 @@ use crate::trace::ExitReason;
 
 /// Page fault error code: the access was a write.
 const PF_WRITE: u32 = 2;
+/// Page fault error code: a protection key forbids the access.
+const PF_PROTECTION_KEY: u32 = 0x20;
 /// Page fault error code: the access was an instruction fetch.
 const PF_EXEC: u32 = 16;
 
@@ -60,9 +63,9 @@ async fn until_end(task: &Arc<Task>) -> i32 {
             Exit::Exception { vector: 14, error, cr2 } => page_fault(task, error, cr2),
             Exit::Exception { vector, error, cr2 } => fault::deliver_exception(task, vector, error, cr2),
             Exit::Interrupted => {}
-            Exit::BusError { .. } => {
-                let rip = task.context.lock().rip;
-                fault::memory(task, rip, crate::mm::FaultSignal::Bus, 0);
+            Exit::BusError { va, .. } => {
+                let addr = va.unwrap_or_else(|| task.context.lock().rip);
+                fault::memory(task, addr, FaultSignal::Bus, 0);
             }
             Exit::Broken(why) => {
                 log::error!("task {} cannot go on: {why}", task.global_tid());
@@ -114,6 +117,11 @@ fn page_fault(task: &Arc<Task>, error: u32, cr2: u64) {
     let Ok(space) = task.space() else { return };
     let faults = &task.sched.clock.usage.minor_faults;
     faults.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    if error & PF_PROTECTION_KEY != 0 {
+        // Keys are not offered, but some KVMs let a program set PKRU nevertheless: the entry is right and would fault again.
+        fault::memory(task, cr2, FaultSignal::Access, error);
+        return;
+    }
     if let Err(why) = space.fault(UserAddr(cr2), error & PF_WRITE != 0, error & PF_EXEC != 0) {
         fault::memory(task, cr2, why, error);
     }

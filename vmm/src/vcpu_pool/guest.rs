@@ -10,7 +10,7 @@ use super::signal::Kick;
 use crate::entry::tables::{GDT_LIMIT, KERNEL_CS, TSS_LIMIT, TSS_SELECTOR, USER_CS, USER_SS, has_error_code};
 use crate::entry::{
     Chain, DESCRIPTOR_PAGE, EXCEPTION_PORT, IDT_PAGE, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL,
-    SUPERVISOR_SYSRET, SYSCALL_PORT, SharedPages, TSS, TrapMode, USER_ENTRY_LEN, decode,
+    SUPERVISOR_SYSRET, SYSCALL_PORT, SharedPages, TSS, TrapMode, USER_ENTRY_LEN, decode, operand,
 };
 use crate::fpu::{KvmFpu, Resident};
 use crate::kvm::cpuid::GuestCpuid;
@@ -369,7 +369,8 @@ impl Guest {
                         return Exit::Broken("the monitor's own memory is missing");
                     }
                     self.store(ctx);
-                    return Exit::BusError { at: at.map(PhysAddr) };
+                    let at = at.map(PhysAddr);
+                    return Exit::BusError { at, va: missing(machine, space, ctx, at) };
                 }
                 RunExit::Broken(what) => return Exit::Broken(what),
             }
@@ -433,6 +434,22 @@ fn syscall(ctx: &mut UserContext) -> Exit {
     ctx.rip = ctx.rcx;
     ctx.rflags = user_flags(ctx.r11);
     Exit::Syscall
+}
+
+/// The address by which the program reached memory that the host cannot supply: at `at`, or in any file window if KVM does not
+/// tell.
+fn missing(machine: &Machine, space: &KvmSpace, ctx: &UserContext, at: Option<PhysAddr>) -> Option<u64> {
+    let mut code = [0; decode::MAX_LEN];
+    let len = fetch(machine, space, ctx.rip, &mut code);
+    let page = |va: u64| va & !(PAGE_SIZE - 1);
+    let lacks = |va: u64| {
+        let Some(pte) = space.lookup(va).filter(|p| !p.flags.contains(PteFlags::NONE)) else { return false };
+        at.map_or_else(|| machine.memory.is_window(pte.pa), |at| page(at.0) == pte.pa.0)
+    };
+    operand::touched(&code[..len], ctx).into_iter().find_map(|(first, len)| {
+        let last = first.wrapping_add(len - 1);
+        if lacks(first) { Some(first) } else { lacks(last).then(|| page(last)) }
+    })
 }
 
 /// Copies the program's code at `va`; gives how many bytes could be had.
