@@ -241,6 +241,8 @@ impl AddressSpace {
         let vma = state.vmas.find(addr.0).filter(|v| v.accessible()).ok_or(Errno::EFAULT)?;
         match &vma.backing {
             Backing::Object { object, .. } if vma.shared() => Ok(FutexKey::Shared(object.key(), vma.offset_of(addr.0))),
+            // Nobody could ever change such a word.
+            Backing::Anonymous if !vma.prot.contains(super::Prot::WRITE) => Err(Errno::EFAULT),
             _ => Ok(FutexKey::Private(self.id, addr.0)),
         }
     }

@@ -145,10 +145,17 @@ fn futex_fast(
         }
         FUTEX_WAKE_OP => futex::wake_op(kernel, &a.word()?, &a.word2()?, a.count(), a.count2(), val3)?,
         FUTEX_TRYLOCK_PI => pi::try_lock(task, &a.word()?).map(|()| 0)?,
-        FUTEX_UNLOCK_PI => pi::unlock(task, &a.word()?).map(|()| 0)?,
+        FUTEX_UNLOCK_PI => {
+            // The owner is looked at before the word is.
+            let value: u32 = task.space()?.read(UserPtr::new(uaddr))?;
+            if value & FUTEX_TID_MASK != task.tid() as u32 {
+                return Err(Errno::EPERM);
+            }
+            pi::unlock(task, &a.word()?).map(|()| 0)?
+        }
         FUTEX_CMP_REQUEUE_PI => {
             let (wake, requeue) = a.requeue_counts()?;
-            if wake != 1 {
+            if wake != 1 || uaddr == uaddr2 {
                 return Err(Errno::EINVAL);
             }
             pi::cmp_requeue(task, &a.word()?, &a.word2()?, requeue, val3)?
@@ -257,10 +264,10 @@ async fn futex_waitv(
 fn futex_wake(task: &Arc<Task>, uaddr: UserAddr, mask: u64, nr: i32, flags: u32) -> Result<u64> {
     let shared = futex2_shared(flags)?;
     let bitset = u32::try_from(mask).map_err(|_| Errno::EINVAL)?;
-    let word = Word::new(task.space()?, uaddr, shared)?;
     if bitset == 0 {
         return Err(Errno::EINVAL);
     }
+    let word = Word::new(task.space()?, uaddr, shared)?;
     match usize::try_from(nr) {
         Ok(0) => Ok(0),
         Ok(n) => futex::wake(task.kernel(), &word, n, bitset).map(|n| n as u64),

@@ -256,18 +256,24 @@ fn tgkill(task: &Arc<Task>, tgid: i32, tid: i32, sig: i32) -> Result<u64> {
     send_specific(task, Some(tgid), tid, sig, None)
 }
 
-/// Reads the siginfo of a queueing call; EPERM for one that only the kernel or kill(2) may make, unless it goes to oneself.
-fn queued_info(task: &Arc<Task>, to: i32, sig: i32, info: UserPtr<SigInfo>) -> Result<SigInfo> {
+/// Reads the siginfo of a queueing call.
+fn queued_info(task: &Arc<Task>, sig: i32, info: UserPtr<SigInfo>) -> Result<SigInfo> {
     let mut info = task.space()?.read(info)?;
     info.signo = sig;
-    if (info.code >= 0 || info.code == code::SI_TKILL) && to != task.tid() {
-        return Err(Errno::EPERM);
-    }
     Ok(info)
 }
 
+/// EPERM for a siginfo that only the kernel or kill(2) may make, unless it goes to oneself.
+fn check_queued(task: &Arc<Task>, to: i32, info: &SigInfo) -> Result<()> {
+    if (info.code >= 0 || info.code == code::SI_TKILL) && to != task.tid() {
+        return Err(Errno::EPERM);
+    }
+    Ok(())
+}
+
 fn rt_sigqueueinfo(task: &Arc<Task>, pid: i32, sig: i32, info: UserPtr<SigInfo>) -> Result<u64> {
-    let info = queued_info(task, pid, sig, info)?;
+    let info = queued_info(task, sig, info)?;
+    check_queued(task, pid, &info)?;
     let target = task.pid_namespace().task(pid).filter(|_| pid > 0).ok_or(Errno::ESRCH)?;
     let signal = signal_or_probe(sig)?;
     send::check_permission(task, target.group(), signal)?;
@@ -278,10 +284,11 @@ fn rt_sigqueueinfo(task: &Arc<Task>, pid: i32, sig: i32, info: UserPtr<SigInfo>)
 }
 
 fn rt_tgsigqueueinfo(task: &Arc<Task>, tgid: i32, tid: i32, sig: i32, info: UserPtr<SigInfo>) -> Result<u64> {
+    let info = queued_info(task, sig, info)?;
     if tgid <= 0 || tid <= 0 {
         return Err(Errno::EINVAL);
     }
-    let info = queued_info(task, tid, sig, info)?;
+    check_queued(task, tid, &info)?;
     send_specific(task, Some(tgid), tid, sig, Some(info))
 }
 

@@ -41,7 +41,7 @@ pub const ROWS: &[Row] = &[
     row!(228, clock_gettime(clockid: i32, tp: UserPtr<Timespec>), fast clock_gettime, Partial, "no CLOCK_*_ALARM"),
     row!(229, clock_getres(clockid: i32, res: UserPtr<Timespec>), fast clock_getres, Partial, "no CLOCK_*_ALARM"),
     row!(230, clock_nanosleep(clockid: i32, flags: i32, request: UserPtr<Timespec>, remain: UserPtr<Timespec>), slow clock_nanosleep, Full),
-    row!(283, timerfd_create(clockid: i32, flags: Bits), fast timerfd_create, Partial, "no CLOCK_*_ALARM"),
+    row!(283, timerfd_create(clockid: i32, flags: Bits), fast timerfd_create, Full),
     row!(286, timerfd_settime(fd: Fd, flags: Bits, new_value: UserPtr<Itimerspec>, old_value: UserPtr<Itimerspec>), fast timerfd_settime, Full),
     row!(287, timerfd_gettime(fd: Fd, curr_value: UserPtr<Itimerspec>), fast timerfd_gettime, Full),
     row!(305, clock_adjtime(clockid: i32, buf: UserPtr<Timex>), fast clock_adjtime, Partial, "changes give EPERM"),
@@ -185,11 +185,12 @@ fn clock_adjtime(task: &Arc<Task>, clockid: i32, buf: UserPtr<Timex>) -> Result<
     const STA_UNSYNC: i32 = 0x40;
     const TIME_ERROR: u64 = 5;
     const MAX_ERROR: i64 = 16_000_000;
-    Clock::from_id(task, clockid, false)?;
     let space = task.space()?;
     let asked = space.read(buf)?;
-    if clockid as u32 != CLOCK_REALTIME {
-        return Err(Errno::EOPNOTSUPP);
+    match u32::try_from(clockid) {
+        Ok(CLOCK_REALTIME) => {}
+        Ok(10 | 12..) => return Err(Errno::EINVAL),
+        _ => return Err(Errno::EOPNOTSUPP),
     }
     if asked.modes != 0 && asked.modes != ADJ_OFFSET_SS_READ {
         return Err(Errno::EPERM);
@@ -249,6 +250,11 @@ fn resume_sleep(task: &Arc<Task>, args: [u64; 6]) -> SlowCall<'_> {
     Box::pin(async move { sleep_until(task, deadline, UserAddr(rem)).await })
 }
 
+/// CLOCK_REALTIME_ALARM, CLOCK_BOOTTIME_ALARM: known, but without a device that wakes the machine of little use.
+fn is_alarm(clockid: i32) -> bool {
+    matches!(u32::try_from(clockid), Ok(CLOCK_REALTIME_ALARM | CLOCK_BOOTTIME_ALARM))
+}
+
 async fn clock_nanosleep(
     task: &Arc<Task>,
     clockid: i32,
@@ -256,6 +262,10 @@ async fn clock_nanosleep(
     request: UserPtr<Timespec>,
     remain: UserPtr<Timespec>,
 ) -> Result<u64> {
+    if is_alarm(clockid) {
+        clock::span(&task.space()?.read(request)?).ok_or(Errno::EINVAL)?;
+        return Err(Errno::EOPNOTSUPP);
+    }
     let clock = Clock::from_id(task, clockid, false)?;
     let by_id = u32::try_from(clockid).ok();
     if matches!(
@@ -353,10 +363,11 @@ fn timer_create(task: &Arc<Task>, clockid: i32, sevp: UserPtr<SigEvent>, timerid
     const SIGEV_THREAD: u32 = 2;
     const SIGEV_THREAD_ID: u32 = 4;
     let event = if sevp.is_null() { None } else { Some(task.space()?.read(sevp)?) };
-    let clock = Clock::from_id(task, clockid, false)?;
-    if matches!(u32::try_from(clockid).ok(), Some(CLOCK_MONOTONIC_RAW | CLOCK_REALTIME_COARSE | CLOCK_MONOTONIC_COARSE))
-    {
-        return Err(Errno::EOPNOTSUPP);
+    let clock = Clock::from_id(task, clockid, false);
+    match u32::try_from(clockid) {
+        Ok(CLOCK_MONOTONIC_RAW | CLOCK_REALTIME_COARSE | CLOCK_MONOTONIC_COARSE) => return Err(Errno::EOPNOTSUPP),
+        Ok(_) if clock.is_err() && !is_alarm(clockid) => return Err(Errno::EINVAL),
+        _ => {}
     }
     let limit = task.limit(Resource::Sigpending);
     let charge = task.kernel().pending_counts.charge(task.credentials().uid, limit).ok_or(Errno::EAGAIN)?;
@@ -376,6 +387,14 @@ fn timer_create(task: &Arc<Task>, clockid: i32, sevp: UserPtr<SigEvent>, timerid
                 }
                 _ => return Err(Errno::EINVAL),
             }
+        }
+    };
+    let clock = match clock {
+        Ok(clock) => clock,
+        // Linux has given the id out before it asks such a clock.
+        Err(e) => {
+            task.space()?.write(timerid, &0)?;
+            return Err(if is_alarm(clockid) { Errno::EOPNOTSUPP } else { e });
         }
     };
     let timer = posix_timer::create(task.group(), clock, charge, notify, event.map(|e| e.value))?;
@@ -426,10 +445,15 @@ fn timerfd_create(task: &Arc<Task>, clockid: i32, flags: Bits) -> Result<u64> {
     if !(flags - (OpenFlags::CLOEXEC | OpenFlags::NONBLOCK)).is_empty() {
         return Err(Errno::EINVAL);
     }
-    if !matches!(u32::try_from(clockid).ok(), Some(CLOCK_REALTIME | CLOCK_MONOTONIC | CLOCK_BOOTTIME)) {
-        return Err(Errno::EINVAL);
+    let clock = match u32::try_from(clockid) {
+        Ok(CLOCK_REALTIME | CLOCK_REALTIME_ALARM) => Clock::Realtime,
+        Ok(CLOCK_MONOTONIC) => Clock::Monotonic,
+        Ok(CLOCK_BOOTTIME | CLOCK_BOOTTIME_ALARM) => Clock::Boottime,
+        _ => return Err(Errno::EINVAL),
+    };
+    if is_alarm(clockid) && !task.credentials().has(crate::ns::user::Caps::WAKE_ALARM) {
+        return Err(Errno::EPERM);
     }
-    let clock = Clock::from_id(task, clockid, false)?;
     let file = TimerFd::open(task, clock, clockid, flags & OpenFlags::NONBLOCK);
     let fd = task.files().insert(file, flags.contains(OpenFlags::CLOEXEC), 0, task.limit(Resource::Nofile))?;
     Ok(fd as u64)
