@@ -10,6 +10,7 @@ mod hostile;
 mod io;
 mod memory;
 mod process;
+mod scale;
 mod signals;
 mod sys;
 mod threads;
@@ -29,6 +30,7 @@ const AREAS: &[&[Case]] = &[
     io::CASES,
     time::CASES,
     hostile::CASES,
+    scale::CASES,
 ];
 
 fn main() {

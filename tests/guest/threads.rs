@@ -231,7 +231,7 @@ fn pi() {
 }
 
 /// Fills all of xmm0-15 (ymm where there is AVX) with a seed, runs `calls` system calls, and compares.
-fn hold_vectors(seed: u64, rounds: u32) {
+pub fn hold_vectors(seed: u64, rounds: u32) {
     let want: [u64; 4] = [seed, !seed, seed.rotate_left(17), seed ^ 0x5555_5555];
     let mut got = [[0_u64; 4]; 4];
     for _ in 0..rounds {
