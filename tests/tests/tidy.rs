@@ -11,6 +11,7 @@ const MAX_LINES: usize = 800;
 const UNSAFE_MODULES: &[&str] = &[
     "clock.rs",
     "host/chmod.rs",
+    "host/inherited.rs",
     "host/terminal.rs",
     "host/vectored.rs",
     "jail/calls.rs",
@@ -18,6 +19,7 @@ const UNSAFE_MODULES: &[&str] = &[
     "kvm/vm.rs",
     "memory/frames.rs",
     "memory/mod.rs",
+    "memory/nudge.rs",
     "memory/region.rs",
     "memory/slots.rs",
     "memory/trycopy.rs",
