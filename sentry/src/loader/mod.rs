@@ -11,8 +11,9 @@ use crate::platform::{Platform, UserContext};
 use crate::task::Task;
 use crate::task::limits::Resource;
 use crate::task::thread_group::Image;
-use crate::vfs::File;
+use crate::vfs::attr::{S_ISGID, S_ISUID};
 use crate::vfs::path::{Lookup, LookupFlags, open_exec};
+use crate::vfs::{File, MountFlags};
 use crate::{Errno, Result};
 
 mod elf;
@@ -58,6 +59,22 @@ pub struct Loaded {
     pub image: Image,
     /// Last component of the path that was executed, for PR_GET_NAME.
     pub comm: Vec<u8>,
+    /// What it runs as.
+    pub credentials: Credentials,
+    /// Whether it runs as somebody other than its caller (AT_SECURE).
+    pub secure: bool,
+}
+
+/// The owner and group that the set-id bits of `file` ask for, where they count (execve(2)).
+fn set_ids(file: &File, caller: &Credentials) -> (Option<u32>, Option<u32>) {
+    let Some(path) = file.path() else { return (None, None) };
+    if caller.no_new_privs || path.mount.flags().contains(MountFlags::NOSUID) {
+        return (None, None);
+    }
+    let Ok((mode, uid, gid)) = path.inode().access_attr() else { return (None, None) };
+    const S_IXGRP: u32 = 0o010;
+    let by_group = S_ISGID | S_IXGRP;
+    ((mode & S_ISUID != 0).then_some(uid), (mode & by_group == by_group).then_some(gid))
 }
 
 /// Builds a program's address space. The caller's own is not touched, so that an error leaves it as it was. ENOEXEC, ELIBBAD, EACCES,
@@ -103,7 +120,7 @@ pub struct Program<'a> {
     pub argv: Vec<Vec<u8>>,
     /// Environment.
     pub envp: Vec<Vec<u8>>,
-    /// Credentials for the auxiliary vector.
+    /// Credentials of the caller.
     pub credentials: &'a Credentials,
     /// Limits of the space.
     pub limits: SpaceLimits,
@@ -173,8 +190,8 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
     let brk = main.brk + random(18) * guest_abi::layout::PAGE_SIZE;
     space.set_brk_base(UserAddr(brk));
 
-    let c = program.credentials;
-    let secure = c.uid != c.euid || c.gid != c.egid;
+    let (uid, gid) = set_ids(&file, program.credentials);
+    let (c, secure) = program.credentials.for_exec(uid, gid);
     let (hwcap, hwcap2) = program.platform.hwcap();
     // The frame of a signal handler: the vector state, its marker, and the fixed part.
     let signal_frame = (program.platform.xsave_len() as u64 + 936).next_multiple_of(16);
@@ -234,6 +251,8 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
             stack_top: laid.pointer,
         },
         comm: name.iter().copied().take(15).collect(),
+        credentials: c,
+        secure,
     })
 }
 

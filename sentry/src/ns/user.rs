@@ -98,6 +98,33 @@ impl Credentials {
         }
     }
 
+    /// The credentials after execve(2) of a file whose set-id bits ask for `uid` and `gid`, and whether the program must
+    /// not trust its environment (AT_SECURE). No file has capabilities of its own here (capabilities(7)).
+    #[must_use]
+    pub fn for_exec(&self, uid: Option<u32>, gid: Option<u32>) -> (Credentials, bool) {
+        const SECBIT_NOROOT: u32 = 1;
+        let mut c = self.clone();
+        c.euid = uid.unwrap_or(c.euid);
+        c.egid = gid.unwrap_or(c.egid);
+        (c.suid, c.fsuid) = (c.euid, c.euid);
+        (c.sgid, c.fsgid) = (c.egid, c.egid);
+        c.keep_caps = false;
+        let changed = c.euid != self.uid || c.egid != self.gid;
+        if (uid.is_some() || gid.is_some()) && changed {
+            c.ambient = Caps::empty();
+        }
+        if c.securebits & SECBIT_NOROOT == 0 && (c.euid == 0 || c.uid == 0) {
+            c.permitted = c.inheritable | c.bounding;
+            c.effective = if c.euid == 0 { c.permitted } else { c.ambient };
+        } else {
+            c.permitted = c.ambient;
+            c.effective = c.ambient;
+        }
+        let grew = !c.ambient.contains(c.permitted);
+        let secure = changed || (c.uid != 0 && grew);
+        (c, secure)
+    }
+
     /// Whether all of `caps` are effective.
     pub fn has(&self, caps: Caps) -> bool {
         self.effective.contains(caps)

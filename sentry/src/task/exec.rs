@@ -7,7 +7,6 @@ use super::limits::Resource;
 use super::{Task, exit};
 use crate::event::Events;
 use crate::loader::{self, LoadRequest, Loaded};
-use crate::ns::user::Credentials;
 use crate::signal::Signal;
 use crate::vfs::{FdTable, File};
 use crate::{Errno, Result};
@@ -128,29 +127,16 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     }
     drop(files);
     task.files().close_cloexec();
+    let new = loaded.credentials;
+    // A program that runs as somebody else is not its caller's to look into, nor tied to its caller's parent.
+    let dumpable = new.euid == new.uid && new.egid == new.gid && !loaded.secure;
+    group.dumpable.store(i32::from(dumpable), Ordering::Relaxed);
+    if loaded.secure {
+        task.pdeath_signal.store(0, Ordering::Relaxed);
+    }
     // Never fails: the closure does not.
     let _ = task.change_credentials(|c| {
-        credentials_for_exec(c);
+        *c = new;
         Ok(())
     });
-    group.dumpable.store(1, Ordering::Relaxed);
-}
-
-/// Credentials after executing a file without set-id bits or file capabilities (capabilities(7)).
-fn credentials_for_exec(c: &mut Credentials) {
-    const SECBIT_NOROOT: u32 = 1;
-    let root = c.securebits & SECBIT_NOROOT == 0;
-    c.suid = c.euid;
-    c.fsuid = c.euid;
-    c.sgid = c.egid;
-    c.fsgid = c.egid;
-    c.keep_caps = false;
-    if root && (c.euid == 0 || c.uid == 0) {
-        c.permitted = c.inheritable | c.bounding;
-        c.effective = if c.euid == 0 { c.permitted } else { c.ambient };
-        c.ambient = if c.euid == 0 { c.ambient & c.permitted & c.inheritable } else { c.ambient };
-    } else {
-        c.permitted = c.ambient;
-        c.effective = c.ambient;
-    }
 }
