@@ -275,7 +275,7 @@ fn map_segment(
     let mut zeroes_from = page;
     if s.filesz > 0 {
         let offset = s.offset.wrapping_sub(within);
-        if offset % PAGE_SIZE != 0 || s.offset < within {
+        if !offset.is_multiple_of(PAGE_SIZE) || s.offset < within {
             return Err(Errno::EINVAL);
         }
         let len = (s.filesz + within).next_multiple_of(PAGE_SIZE);

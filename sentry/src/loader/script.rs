@@ -21,17 +21,16 @@ fn is_blank(b: u8) -> bool {
 pub(super) fn parse(head: &[u8; LINE]) -> Result<Option<Interpreter>> {
     let Some(rest) = head.strip_prefix(b"#!") else { return Ok(None) };
     let ends_line = |b: &u8| *b == b'\n' || *b == 0;
-    let line = match rest.iter().position(ends_line) {
-        Some(end) => rest.split_at(end).0,
-        None => {
-            // Cut by the buffer (whose last byte does not count): good enough if the path itself is whole.
-            let line = rest.split_last().map_or(rest, |(_, line)| line);
-            let path = line.iter().position(|&b| !is_blank(b)).and_then(|at| line.get(at..)).ok_or(Errno::ENOEXEC)?;
-            if !path.iter().any(|&b| is_blank(b)) {
-                return Err(Errno::ENOEXEC);
-            }
-            line
+    let line = if let Some(end) = rest.iter().position(ends_line) {
+        rest.split_at(end).0
+    } else {
+        // Cut by the buffer (whose last byte does not count): good enough if the path itself is whole.
+        let line = rest.split_last().map_or(rest, |(_, line)| line);
+        let path = line.iter().position(|&b| !is_blank(b)).and_then(|at| line.get(at..)).ok_or(Errno::ENOEXEC)?;
+        if !path.iter().any(|&b| is_blank(b)) {
+            return Err(Errno::ENOEXEC);
         }
+        line
     };
     let line = line.trim_ascii_end_blank();
     let line = line.trim_ascii_start_blank();

@@ -29,7 +29,7 @@ pub(super) fn check_sizes(argv: &[Vec<u8>], envp: &[Vec<u8>], path: &[u8], stack
         strings += s.len() as u64 + 1;
     }
     let pointers = (argv.len().max(1) + envp.len()) as u64 * 8;
-    let limit = (stack_limit / 4).min(MOST).max(LEAST);
+    let limit = (stack_limit / 4).clamp(LEAST, MOST);
     if strings.checked_add(pointers).is_none_or(|sum| sum > limit) {
         return Err(Errno::E2BIG);
     }

@@ -31,7 +31,7 @@ impl Image {
         self.0.len() as u64
     }
     fn align(&mut self, to: usize) -> u64 {
-        while self.0.len() % to != 0 {
+        while !self.0.len().is_multiple_of(to) {
             self.0.push(0);
         }
         self.here()

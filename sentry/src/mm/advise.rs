@@ -174,15 +174,15 @@ impl AddressSpace {
         if at < end && refused.is_ok() {
             hole = true;
         }
-        if let Some((set, clear)) = flag_change(advice) {
-            if last > start {
-                if state.vmas.len() + state.vmas.splits(start, last) > MAX_MAP_COUNT {
-                    return Err(Errno::EAGAIN);
-                }
-                let unchanged = state.vmas.overlapping(start, last).all(|v| (v.flags | set) - clear == v.flags);
-                if !unchanged {
-                    state.vmas.change_range(start, last, |vma| vma.flags = (vma.flags | set) - clear);
-                }
+        if let Some((set, clear)) = flag_change(advice)
+            && last > start
+        {
+            if state.vmas.len() + state.vmas.splits(start, last) > MAX_MAP_COUNT {
+                return Err(Errno::EAGAIN);
+            }
+            let unchanged = state.vmas.overlapping(start, last).all(|v| (v.flags | set) - clear == v.flags);
+            if !unchanged {
+                state.vmas.change_range(start, last, |vma| vma.flags = (vma.flags | set) - clear);
             }
         }
         for (from, to) in drops {
@@ -221,7 +221,7 @@ impl AddressSpace {
             return Err(Errno::ENOMEM);
         }
         let whole = state.vmas.mapped_pages(start, end) == (end - start) / PAGE_SIZE;
-        state.vmas.change_range(start, end, |vma| vma.name = name.clone());
+        state.vmas.change_range(start, end, |vma| vma.name.clone_from(&name));
         if whole { Ok(()) } else { Err(Errno::ENOMEM) }
     }
 
@@ -258,10 +258,10 @@ impl AddressSpace {
                 if invalidate && vma.flags.contains(MapFlags::LOCKED) {
                     return Err(Errno::EBUSY);
                 }
-                if let (true, true, Backing::Object { object, .. }) = (sync, vma.shared(), &vma.backing) {
-                    if !objects.last().is_some_and(|o| Arc::ptr_eq(o, object)) {
-                        objects.push(object.clone());
-                    }
+                if let (true, true, Backing::Object { object, .. }) = (sync, vma.shared(), &vma.backing)
+                    && !objects.last().is_some_and(|o| Arc::ptr_eq(o, object))
+                {
+                    objects.push(object.clone());
                 }
                 at = vma.end;
             }
@@ -345,6 +345,7 @@ impl AddressSpace {
     }
 
     /// mlockall(2): `current` locks what is mapped, `future` what will be; `on_fault` as MCL_ONFAULT.
+    #[allow(clippy::fn_params_excessive_bools)] // the three flags of the call, and a capability
     pub fn lock_all(self: &Arc<Self>, current: bool, future: bool, on_fault: bool, unlimited: bool) -> Result<()> {
         let set = if on_fault { MapFlags::LOCKED | MapFlags::LOCKED_ONFAULT } else { MapFlags::LOCKED };
         let ranges: Vec<(u64, u64)> = {
@@ -403,13 +404,13 @@ impl AddressSpace {
         let (mut private, mut object, mut shared) = (0, 0, 0);
         let _state = self.state.read();
         self.pages.update(start & PAGE_MASK, end & PAGE_MASK, &mut |_, pte| {
-            if !is_private_page(pte.flags) {
-                object += PAGE_SIZE;
-            } else {
+            if is_private_page(pte.flags) {
                 private += PAGE_SIZE;
                 if pte.flags.contains(PteFlags::OWNED) && memory.references(pte.pa) > 1 {
                     shared += PAGE_SIZE;
                 }
+            } else {
+                object += PAGE_SIZE;
             }
             Some(pte)
         });

@@ -127,13 +127,29 @@ impl Hot {
     /// The pages to copy at this fork, ascending. Now and then some are forgotten: if they still matter, they come back by a fault.
     pub(super) fn take(&mut self) -> Vec<u64> {
         self.forks += 1;
-        if self.forks % 4 == 0 {
+        if self.forks.is_multiple_of(4) {
             let old = self.pages.len() / HOT_AGING;
             self.pages.drain(..old);
         }
         let mut pages: Vec<u64> = self.pages.iter().copied().collect();
         pages.sort_unstable();
         pages
+    }
+}
+
+impl State {
+    fn remember(&mut self, page: u64, next: u64, pages: u64) {
+        if let Some(vma) = self.vmas.find_mut(page) {
+            vma.ahead = Ahead { next, pages };
+        }
+    }
+
+    fn keep_window(&mut self, page: u64, run: (u64, PhysAddr, usize), keep: Arc<dyn Window>) {
+        let base = keep.base();
+        let at = run.0.saturating_sub(run.1.0.saturating_sub(base.0));
+        if let Some(vma) = self.vmas.find_mut(page) {
+            vma.windows.entry(base).or_insert((at, keep));
+        }
     }
 }
 
@@ -156,10 +172,10 @@ impl AddressSpace {
         let vma = state.vmas.find(page).ok_or(FaultSignal::NotMapped)?;
         Self::check_access(vma, access)?;
         let present = self.pages.lookup(page);
-        if let Some(pte) = present {
-            if access.allowed_by(pte) {
-                return Ok(pte);
-            }
+        if let Some(pte) = present
+            && access.allowed_by(pte)
+        {
+            return Ok(pte);
         }
         let site = Site {
             start: vma.start,
@@ -276,7 +292,7 @@ impl AddressSpace {
             va += pages as u64 * PAGE_SIZE;
         }
         let filled = if many { count } else { 1 };
-        self.remember(state, page, first + filled * PAGE_SIZE, filled);
+        state.remember(page, first + filled * PAGE_SIZE, filled);
         result
     }
 
@@ -291,12 +307,6 @@ impl AddressSpace {
             high += PAGE_SIZE;
         }
         (low, (high - low) / PAGE_SIZE)
-    }
-
-    fn remember(&self, state: &mut State, page: u64, next: u64, pages: u64) {
-        if let Some(vma) = state.vmas.find_mut(page) {
-            vma.ahead = Ahead { next, pages };
-        }
     }
 
     /// A write to a present page of a private mapping (or a present page without enough rights).
@@ -317,7 +327,7 @@ impl AddressSpace {
                 state.hot.lock().add(page);
                 let (start, end) = reach(page, site, REGAIN_AROUND, REGAIN_MOST);
                 self.regain(start, end, flags);
-                self.remember(state, page, end, (end - start) / PAGE_SIZE);
+                state.remember(page, end, (end - start) / PAGE_SIZE);
             }
             return Ok(());
         }
@@ -326,7 +336,7 @@ impl AddressSpace {
             if around { reach(page, site, COPY_AROUND, COPY_AROUND_MOST) } else { (page, page + PAGE_SIZE) };
         if around {
             state.hot.lock().add(page);
-            self.remember(state, page, end, (end - start) / PAGE_SIZE);
+            state.remember(page, end, (end - start) / PAGE_SIZE);
         }
         let mut gone = Vec::new();
         let mut result = Ok(());
@@ -460,7 +470,7 @@ impl AddressSpace {
             }
             done += 1;
         }
-        self.remember(state, page, page + done * PAGE_SIZE, done);
+        state.remember(page, page + done * PAGE_SIZE, done);
         Ok(())
     }
 
@@ -487,32 +497,27 @@ impl AddressSpace {
                 let want = window_size(&site.ahead, page, FRAMES_FIRST, most).min((site.end - page) / PAGE_SIZE);
                 let mut done = 1;
                 while done < want && self.pages.lookup(page + done * PAGE_SIZE).is_none() {
-                    let Ok(MappedPage::Frame(pa)) = object.page(site.offset + done * PAGE_SIZE, writable) else {
+                    let offset = site.offset + done * PAGE_SIZE;
+                    // A hole of a file stays one until it is touched.
+                    if site.file && !object.is_resident(offset) {
                         break;
-                    };
+                    }
+                    let Ok(MappedPage::Frame(pa)) = object.page(offset, writable) else { break };
                     if self.enter(state, page + done * PAGE_SIZE, Pte { pa, flags }).is_err() {
                         self.memory().release(&[pa]);
                         break;
                     }
                     done += 1;
                 }
-                self.remember(state, page, page + done * PAGE_SIZE, done);
+                state.remember(page, page + done * PAGE_SIZE, done);
             }
             MappedPage::Window { pa, run, keep } => {
-                self.keep_window(state, page, run, keep.clone());
+                state.keep_window(page, run, keep.clone());
                 self.enter(state, page, Pte { pa, flags })?;
                 self.map_around(state, page, site, flags, run, &*keep);
             }
         }
         Ok(())
-    }
-
-    fn keep_window(&self, state: &mut State, page: u64, run: (u64, PhysAddr, usize), keep: Arc<dyn Window>) {
-        let base = keep.base();
-        let at = run.0.saturating_sub(run.1.0.saturating_sub(base.0));
-        if let Some(vma) = state.vmas.find_mut(page) {
-            vma.windows.entry(base).or_insert((at, keep));
-        }
     }
 
     /// Maps the pages of a window around `page`.
@@ -552,7 +557,7 @@ impl AddressSpace {
                 va += PAGE_SIZE;
             }
         }
-        self.remember(state, page, end.max(page + PAGE_SIZE), want);
+        state.remember(page, end.max(page + PAGE_SIZE), want);
     }
 
     /// A page of a shared mapping, absent or present without the right to write.
@@ -574,7 +579,7 @@ impl AddressSpace {
         let (pa, flags) = match object.page(site.offset, writable)? {
             MappedPage::Frame(pa) => (pa, flags | PteFlags::OWNED | PteFlags::OBJECT),
             MappedPage::Window { pa, run, keep } => {
-                self.keep_window(state, page, run, keep);
+                state.keep_window(page, run, keep);
                 (pa, flags)
             }
         };
@@ -623,17 +628,17 @@ impl AddressSpace {
             }
             Backing::Object { .. } => (start, Access::READ, WINDOW_MOST),
         };
-        self.remember(state, at, at, ahead.div_ceil(4));
+        state.remember(at, at, ahead.div_ceil(4));
         let _ = self.fault_locked(state, at, access);
         if fixed && let Some(head) = self.head_of_library(state, start) {
-            self.remember(state, head, head, WINDOW_MOST / 4);
+            state.remember(head, head, WINDOW_MOST / 4);
             let _ = self.fault_locked(state, head, Access::READ);
         }
     }
 
     /// Fills the first pages of a heap that has grown.
     pub(super) fn prefill_heap(&self, state: &mut State, start: u64, end: u64) {
-        self.remember(state, start, start, PREFILL_HEAP.min((end - start) / PAGE_SIZE).div_ceil(4));
+        state.remember(start, start, PREFILL_HEAP.min((end - start) / PAGE_SIZE).div_ceil(4));
         let _ = self.fault_locked(state, start, Access::WRITE);
     }
 
@@ -663,7 +668,7 @@ impl AddressSpace {
                 if write == vma.writable() && matches!(vma.backing, Backing::Anonymous) && vma.ahead.next != va {
                     // Known to be used as a whole: fill in the largest steps.
                     let full = (vma.end.min(end) - va) / PAGE_SIZE;
-                    self.remember(&mut state, va, va, full.div_ceil(4).min(ANONYMOUS_MOST));
+                    state.remember(va, va, full.div_ceil(4).min(ANONYMOUS_MOST));
                 }
                 let access = if write { Access::WRITE } else { Access::READ };
                 self.fault_locked(&mut state, va, access)?;

@@ -37,10 +37,10 @@ impl AddressSpace {
             });
             vmas.locked = 0;
             for vma in vmas.iter() {
-                if let Backing::Object { object, .. } = &vma.backing {
-                    if !objects.last().is_some_and(|last| Arc::ptr_eq(last, object)) {
-                        objects.push(object.clone());
-                    }
+                if let Backing::Object { object, .. } = &vma.backing
+                    && !objects.last().is_some_and(|last| Arc::ptr_eq(last, object))
+                {
+                    objects.push(object.clone());
                 }
             }
             let state = State {
@@ -100,18 +100,15 @@ impl AddressSpace {
                     Err(e)
                 }
             });
-            let entry = match copy {
-                Ok(pa) => {
-                    if pte.flags.contains(PteFlags::WRITE) {
-                        // More rights to the same frame: cannot fail where an entry is.
-                        let _ = self.pages.map(va, pte);
-                    }
-                    Pte { pa, flags: pte.flags | PteFlags::WRITE }
+            let entry = if let Ok(pa) = copy {
+                if pte.flags.contains(PteFlags::WRITE) {
+                    // More rights to the same frame: cannot fail where an entry is.
+                    let _ = self.pages.map(va, pte);
                 }
-                Err(_) => {
-                    memory.share(pte.pa);
-                    Pte { pa: pte.pa, flags: pte.flags - PteFlags::WRITE }
-                }
+                Pte { pa, flags: pte.flags | PteFlags::WRITE }
+            } else {
+                memory.share(pte.pa);
+                Pte { pa: pte.pa, flags: pte.flags - PteFlags::WRITE }
             };
             if child.pages.map(va, entry).is_ok() {
                 state.count_in(entry.flags, 1);

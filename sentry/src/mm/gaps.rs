@@ -58,11 +58,11 @@ impl Gaps {
     /// Gives `start..end`, which must be taken, back.
     pub(super) fn vacate(&mut self, start: u64, end: u64) {
         let (mut start, mut end) = (start, end);
-        if let Some((&before, &before_end)) = self.by_start.range(..start).next_back() {
-            if before_end == start {
-                self.remove(before);
-                start = before;
-            }
+        if let Some((&before, &before_end)) = self.by_start.range(..start).next_back()
+            && before_end == start
+        {
+            self.remove(before);
+            start = before;
         }
         if let Some(after_end) = self.remove(end) {
             end = after_end;

@@ -43,7 +43,7 @@ impl Pinned {
     pub(super) fn push(&mut self, pa: u64, len: usize) {
         if let Some(last) = self.ranges.last_mut() {
             let end = last.addr.0 + last.len as u64;
-            if end == pa && end % BLOCK != 0 {
+            if end == pa && !end.is_multiple_of(BLOCK) {
                 last.len += len;
                 return;
             }

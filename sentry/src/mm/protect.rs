@@ -60,10 +60,11 @@ impl AddressSpace {
                 return (at, Err(Errno::EACCES));
             }
             let pages = (vma.end.min(end) - at) / guest_abi::layout::PAGE_SIZE;
-            if Vma::accountable(prot, vma.flags) && !Vma::accountable(vma.prot, vma.flags) {
-                if let Err(e) = self.may_commit(pages, prot, vma.flags) {
-                    return (at, Err(e));
-                }
+            if Vma::accountable(prot, vma.flags)
+                && !Vma::accountable(vma.prot, vma.flags)
+                && let Err(e) = self.may_commit(pages, prot, vma.flags)
+            {
+                return (at, Err(e));
             }
             let becomes_data = Vma::is_data(prot, vma.flags) && !Vma::is_data(vma.prot, vma.flags);
             if becomes_data

@@ -49,13 +49,12 @@ impl Mappable for SharedAnonymous {
         }
         let memory = self.platform.memory();
         let mut frames = self.frames.lock();
-        let pa = match frames.get(&(offset & PAGE_MASK)) {
-            Some(pa) => *pa,
-            None => {
-                let pa = memory.alloc()?;
-                frames.insert(offset & PAGE_MASK, pa);
-                pa
-            }
+        let pa = if let Some(pa) = frames.get(&(offset & PAGE_MASK)) {
+            *pa
+        } else {
+            let pa = memory.alloc()?;
+            frames.insert(offset & PAGE_MASK, pa);
+            pa
         };
         memory.share(pa);
         Ok(MappedPage::Frame(pa))

@@ -558,7 +558,7 @@ impl AddressSpace {
     /// object's end, private copies go too (as Linux does at truncation).
     pub fn unmap_object(&self, object: &dyn Mappable, start: u64, end: u64) {
         let key = object.key();
-        let (start, end) = (start & PAGE_MASK, page_ceil(end).unwrap_or(u64::MAX & PAGE_MASK));
+        let (start, end) = (start & PAGE_MASK, page_ceil(end).unwrap_or(PAGE_MASK));
         let size = object.size();
         let mut removed = Removed::default();
         {

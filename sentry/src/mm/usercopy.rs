@@ -73,7 +73,7 @@ impl AddressSpace {
             let pa = pte.pa.0 + at % PAGE_SIZE;
             let mut end = pa - at % PAGE_SIZE + PAGE_SIZE;
             let mut n = (end - pa) as usize;
-            while done + n < target && end % BLOCK != 0 {
+            while done + n < target && !end.is_multiple_of(BLOCK) {
                 match allowed(at + n as u64) {
                     Some(next) if next.pa.0 == end => {
                         end += PAGE_SIZE;
@@ -193,7 +193,7 @@ impl AddressSpace {
     }
 
     fn word(&self, addr: UserAddr, access: Access, f: &mut dyn FnMut(PhysAddr) -> Result<u32>) -> Result<u32> {
-        if addr.0 % 4 != 0 {
+        if !addr.0.is_multiple_of(4) {
             return Err(Errno::EINVAL);
         }
         let mut value = Err(Errno::EFAULT);
@@ -262,10 +262,10 @@ impl AddressSpace {
                 if pte.flags.contains(PteFlags::OWNED) {
                     memory.share(pte.pa);
                     pinned.frames.push(pte.pa);
-                } else if let Some(window) = state.vmas.find(page).and_then(|v| v.window_of(pte.pa)) {
-                    if !pinned.windows.last().is_some_and(|w| Arc::ptr_eq(w, window)) {
-                        pinned.windows.push(window.clone());
-                    }
+                } else if let Some(window) = state.vmas.find(page).and_then(|v| v.window_of(pte.pa))
+                    && !pinned.windows.last().is_some_and(|w| Arc::ptr_eq(w, window))
+                {
+                    pinned.windows.push(window.clone());
                 }
                 pinned.push(pte.pa.0 + at % PAGE_SIZE, n);
             };

@@ -85,7 +85,7 @@ fn may_lock(task: &Task) -> bool {
 
 fn mmap(task: &Arc<Task>, addr: UserAddr, length: u64, prot: Bits, flags: Bits, fd: Fd, offset: Bits) -> Result<u64> {
     let offset = offset.0;
-    if offset % PAGE_SIZE != 0 {
+    if !offset.is_multiple_of(PAGE_SIZE) {
         return Err(Errno::EINVAL);
     }
     let prot = prot_of(prot);
