@@ -7,6 +7,7 @@ use guest_abi::Errno;
 use guest_abi::types::Stat;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
 use sentry::event::{Events, WaitQueue};
 use sentry::platform::PhysRange;
 use sentry::platform::host::HostStream;
@@ -51,6 +52,8 @@ pub struct Stream {
     terminal: bool,
     regular: bool,
     memory: Arc<GuestMemory>,
+    /// The process group of this process, which the caller's shell moves between foreground and background as a whole.
+    group: Pid,
 }
 
 /// Takes standard stream `fd` (0, 1 or 2) away from the process: the result is the caller's stream, and the number shows /dev/null
@@ -114,7 +117,7 @@ impl Stream {
             _ => Source::Watched(reactor.watch(fd)),
         };
         let regular = kind == FileType::RegularFile;
-        Ok(Arc::new(Stream { source, _original: original, manner, terminal, regular, memory }))
+        Ok(Arc::new(Stream { source, _original: original, manner, terminal, regular, memory, group: getpgrp() }))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -151,11 +154,38 @@ impl Stream {
         }
     }
 
+    /// Whether this is the caller's terminal while another process group has it.
+    fn in_background(&self) -> bool {
+        self.terminal && rustix::termios::tcgetpgrp(self.fd()).is_ok_and(|p| p != self.group)
+    }
+
+    /// Stops this process as the terminal would have, until the caller's shell gives it the terminal. False if nothing can stop it,
+    /// as in an orphaned process group.
+    fn wait_for_foreground(&self, signal: Signal) -> bool {
+        for _ in 0..8 {
+            if !self.in_background() {
+                return true;
+            }
+            let _ = kill_process(getpid(), signal);
+            // The stop reaches this thread a little later.
+            std::thread::sleep(core::time::Duration::from_millis(20));
+        }
+        false
+    }
+
     fn fill(&self, b: &Buffers<'_>) -> Result<usize, Errno> {
         if b.len() == 0 {
             return Ok(0);
         }
         match vectored::read(self.fd(), b, self.way(PollFlags::IN)?) {
+            // Workers block SIGTTIN, so the host says EIO where it would have stopped the process.
+            Err(Errno::EIO) if self.in_background() => {
+                if self.wait_for_foreground(Signal::TTIN) {
+                    vectored::read(self.fd(), b, self.way(PollFlags::IN)?)
+                } else {
+                    Err(Errno::EIO)
+                }
+            }
             // No RWF_NOWAIT for this object.
             Err(Errno::EOPNOTSUPP) if self.manner == Manner::NoWait => {
                 if self.ready(PollFlags::IN)?.is_empty() {
@@ -233,6 +263,9 @@ impl HostStream for Stream {
     }
 
     fn terminal_request(&self, request: u32, data: &mut [u8]) -> Result<u64, Errno> {
+        if terminal::changes(request) && self.in_background() && !self.wait_for_foreground(Signal::TTOU) {
+            return Err(Errno::EIO);
+        }
         terminal::request(self.fd(), request, data)
     }
 

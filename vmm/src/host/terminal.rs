@@ -36,6 +36,7 @@ fn argument(request: u32) -> Option<Argument> {
 
 /// Every request that may pass, for the jail's list.
 pub(crate) const REQUESTS: &[u32] = &[
+    raw::TIOCGPGRP,
     raw::TCGETS,
     raw::TCSETS,
     raw::TCSETSW,
@@ -64,6 +65,26 @@ pub(crate) const REQUESTS: &[u32] = &[
     raw::TIOCSBRK,
     raw::TIOCCBRK,
 ];
+
+/// Whether the request changes the terminal, which only the foreground process group may do (tcsetattr(3)).
+pub(super) fn changes(request: u32) -> bool {
+    matches!(
+        request,
+        raw::TCSETS
+            | raw::TCSETSW
+            | raw::TCSETSF
+            | raw::TCSETS2
+            | raw::TCSETSW2
+            | raw::TCSETSF2
+            | raw::TCSETA
+            | raw::TCSETAW
+            | raw::TCSETAF
+            | raw::TCSBRK
+            | raw::TCSBRKP
+            | raw::TCXONC
+            | raw::TCFLSH
+    )
+}
 
 /// Carries out a request. `data` is the structure, or the number in little-endian order. ENOTTY for what is not on the list.
 pub(super) fn request(fd: BorrowedFd<'_>, request: u32, data: &mut [u8]) -> Result<u64, Errno> {
