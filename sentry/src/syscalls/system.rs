@@ -7,14 +7,10 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::table::Row;
 use crate::ns::user::Caps;
+use crate::ns::uts::{RELEASE, VERSION};
 use crate::row;
 use crate::task::Task;
 use crate::{Errno, Result};
-
-/// What uname(2) calls the release: the interface level that programs may expect.
-pub const RELEASE: &str = "6.12.0-bartizan";
-/// What uname(2) calls the version.
-pub const VERSION: &str = "#1 SMP PREEMPT_DYNAMIC";
 
 /// Longest host or domain name (__NEW_UTS_LEN).
 const UTS_LEN: usize = 64;

@@ -132,10 +132,10 @@ mod tests {
     }
 
     #[test]
-    fn interrupt_flushes_and_shows() {
+    fn interrupt_drops_the_line_and_shows() {
         let mut line = Line::default();
         assert_eq!(line.receive(b"typed\x03"), vec![Signal::SIGINT]);
-        assert_eq!(output(&mut line), b"^C");
+        assert_eq!(output(&mut line), b"typed^C", "what was echoed has arrived");
         assert_eq!(line.input_len(), 0);
     }
 }
