@@ -243,11 +243,16 @@ fn init_is_not_killed_from_inside() {
     let status = run(
         1,
         Box::new(|c, _, _| match c.r15 {
-            0 => call(c, 1, raw::__NR_kill, [1, 9, 0, 0, 0, 0]),
-            1 => call(c, 2, raw::__NR_kill, [1, 15, 0, 0, 0, 0]),
+            0 => call(c, 1, raw::__NR_fork, [0; 6]),
+            1 if c.rax == 0 => call(c, 10, raw::__NR_kill, [1, 9, 0, 0, 0, 0]),
+            1 => call(c, 2, raw::__NR_wait4, [u64::MAX, 0, 0, 0, 0, 0]),
             2 => exit_group(c, 4),
+            10 => call(c, 11, raw::__NR_kill, [1, 15, 0, 0, 0, 0]),
+            11 => exit_group(c, 0),
             _ => Exit::Broken("lost"),
         }),
     );
     assert_eq!(status, ExitStatus(4 << 8));
+    let status = run(1, Box::new(|c, _, _| call(c, 1, raw::__NR_kill, [1, 9, 0, 0, 0, 0])));
+    assert_eq!(status, ExitStatus(9), "its own signal acts on the command as on any process");
 }
