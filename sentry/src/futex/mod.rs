@@ -13,9 +13,9 @@ use std::sync::Arc;
 use guest_abi::UserAddr;
 
 pub use queue::Futexes;
-use queue::{Kind, Outcome, Queued, Waiter};
+use queue::{Kind, Queued, Waiter};
 
-use crate::event::{Deadline, WaitEnd};
+use crate::event::WaitEnd;
 use crate::mm::AddressSpace;
 use crate::mm::space::FutexKey;
 use crate::signal::state::SlowCall;
@@ -42,7 +42,7 @@ pub struct Word {
 impl Word {
     /// The word at `addr`; `shared` unless the caller gave FUTEX_PRIVATE_FLAG. EINVAL if unaligned, EFAULT if not mapped.
     pub fn new(space: Arc<AddressSpace>, addr: UserAddr, shared: bool) -> Result<Word> {
-        if addr.0 % 4 != 0 {
+        if !addr.0.is_multiple_of(4) {
             return Err(Errno::EINVAL);
         }
         if !addr.range_ok(4) {

@@ -226,16 +226,18 @@ impl Futexes {
     /// Both buckets locked in order of their place; the second is None if they are one.
     fn lock_two(&self, a: FutexKey, b: FutexKey) -> (MutexGuard<'_, Bucket>, Option<MutexGuard<'_, Bucket>>) {
         let (i, j) = (self.index(a), self.index(b));
-        if i == j {
-            (self.buckets[i].lock(), None)
-        } else if i < j {
-            let first = self.buckets[i].lock();
-            let second = self.buckets[j].lock_nested();
-            (first, Some(second))
-        } else {
-            let second = self.buckets[j].lock();
-            let first = self.buckets[i].lock_nested();
-            (first, Some(second))
+        match i.cmp(&j) {
+            core::cmp::Ordering::Equal => (self.buckets[i].lock(), None),
+            core::cmp::Ordering::Less => {
+                let first = self.buckets[i].lock();
+                let second = self.buckets[j].lock_nested();
+                (first, Some(second))
+            }
+            core::cmp::Ordering::Greater => {
+                let second = self.buckets[j].lock();
+                let first = self.buckets[i].lock_nested();
+                (first, Some(second))
+            }
         }
     }
 

@@ -60,7 +60,7 @@ fn walk(task: &Arc<Task>, space: &Arc<AddressSpace>, at: UserAddr) -> Result<()>
 }
 
 fn handle(task: &Arc<Task>, space: &Arc<AddressSpace>, addr: UserAddr, pi: bool, pending: bool) -> Result<()> {
-    if addr.0 % 4 != 0 {
+    if !addr.0.is_multiple_of(4) {
         return Err(Errno::EINVAL);
     }
     let mut old = space.load_u32(addr)?;

@@ -342,8 +342,11 @@ impl Code {
     }
 }
 
-/// The code and where each function starts, relative to it.
-fn code(mailbox_readable: bool) -> Result<(Vec<u8>, Vec<(&'static str, u64)>), IcedError> {
+/// Names of functions and where each starts, relative to the code.
+type Functions = Vec<(&'static str, u64)>;
+
+/// The code and where each function starts.
+fn code(mailbox_readable: bool) -> Result<(Vec<u8>, Functions), IcedError> {
     let mut asm = CodeAssembler::new(64)?;
     let mut start = asm.create_label();
     asm.set_label(&mut start)?;

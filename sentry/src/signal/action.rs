@@ -38,13 +38,13 @@ pub struct SignalActions {
 
 impl Default for SignalActions {
     fn default() -> Self {
-        SignalActions::with(Table::from([SigAction::default(); Signal::MAX as usize]))
+        SignalActions::with(&[SigAction::default(); Signal::MAX as usize])
     }
 }
 
 impl SignalActions {
-    fn with(table: Table) -> SignalActions {
-        SignalActions { table: Mutex::new(Rank::SignalActions, table) }
+    fn with(table: &Table) -> SignalActions {
+        SignalActions { table: Mutex::new(Rank::SignalActions, *table) }
     }
 
     /// The action of one signal.
@@ -74,7 +74,7 @@ impl SignalActions {
 
     /// A copy, for fork(2).
     pub fn duplicate(&self) -> Arc<SignalActions> {
-        Arc::new(SignalActions::with(*self.table.lock()))
+        Arc::new(SignalActions::with(&self.table.lock()))
     }
 
     /// A copy with every handler reset (CLONE_CLEAR_SIGHAND, execve(2)): ignored signals stay ignored.
@@ -84,7 +84,7 @@ impl SignalActions {
             let handler = if action.handler == SIG_IGN { SIG_IGN } else { SIG_DFL };
             *action = SigAction { handler, ..SigAction::default() };
         }
-        Arc::new(SignalActions::with(table))
+        Arc::new(SignalActions::with(&table))
     }
 
     /// Ignored and caught signals, for /proc/PID/status.

@@ -69,10 +69,9 @@ pub async fn prepare_return(task: &Arc<Task>) -> Result<(), i32> {
         let Some((entry, continues)) = take(task) else {
             no_handler(task);
             // The mask that comes back may unblock something.
-            if mask::restore_saved_mask(task) || deliverable(task) {
-                if deliverable(task) {
-                    continue;
-                }
+            mask::restore_saved_mask(task);
+            if deliverable(task) {
+                continue;
             }
             return Ok(());
         };
@@ -197,7 +196,8 @@ fn start_handler(task: &Arc<Task>, entry: &Entry, action: &SigAction) {
     }
     ctx.orig_rax = u64::MAX;
     let old_mask = mask::take_mask_for_frame(task);
-    match frame::build(task, &mut ctx, entry.signal, &entry.info, action, old_mask) {
+    let built = frame::build(task, &mut ctx, entry.signal, &entry.info, action, old_mask);
+    match built {
         Ok(()) => {
             let mut blocked = task.signals.mask() | SigSet(action.mask);
             if action.flags & sa::NODEFER == 0 {

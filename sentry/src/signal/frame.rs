@@ -165,14 +165,11 @@ pub(super) fn build(
 /// the processor would refuse is a SIGSEGV.
 pub fn sigreturn(task: &Arc<Task>) -> u64 {
     task.signals.state.lock().restart = None;
-    match restore(task) {
-        Ok(rax) => rax,
-        Err(_) => {
-            send::force(task, Signal::SIGSEGV, info::kernel(Signal::SIGSEGV));
-            task.context.lock().orig_rax = u64::MAX;
-            0
-        }
-    }
+    restore(task).unwrap_or_else(|_| {
+        send::force(task, Signal::SIGSEGV, info::kernel(Signal::SIGSEGV));
+        task.context.lock().orig_rax = u64::MAX;
+        0
+    })
 }
 
 fn restore(task: &Arc<Task>) -> Result<u64> {
@@ -233,7 +230,7 @@ fn restore_state(task: &Arc<Task>, space: &Arc<crate::mm::AddressSpace>, at: u64
             .read(UserPtr::<u32>::new(UserAddr(at.wrapping_add(len as u64))))
             .is_ok_and(|magic| magic == FP_XSTATE_MAGIC2);
     // XRSTOR and FXRSTOR would fault.
-    if at % if extended { 64 } else { 16 } != 0 {
+    if !at.is_multiple_of(if extended { 64 } else { 16 }) {
         return Err(Errno::EFAULT);
     }
     let features = if extended {

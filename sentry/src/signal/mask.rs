@@ -59,17 +59,16 @@ pub fn end_temporary_mask(task: &Arc<Task>, interrupted: bool) {
     }
 }
 
-/// Puts the saved mask back; false if there is none.
-pub(super) fn restore_saved_mask(task: &Arc<Task>) -> bool {
+/// Puts the saved mask back, if there is one.
+pub(super) fn restore_saved_mask(task: &Arc<Task>) {
     if !task.signals.has_saved_mask.load(Ordering::Relaxed) {
-        return false;
+        return;
     }
     task.signals.has_saved_mask.store(false, Ordering::Relaxed);
     let saved = task.signals.state.lock().saved_mask.take();
     if let Some(mask) = saved {
         set_mask(task, mask);
     }
-    saved.is_some()
 }
 
 /// The mask that a signal frame remembers: the saved one, which is thereby consumed, or the present one.

@@ -144,6 +144,7 @@ impl TaskSignals {
 
     /// The state of a task that this one clones: same mask, nothing pending. The alternate stack is inherited unless the
     /// child shares the memory and runs beside its parent (`CLONE_VM` without `CLONE_VFORK`).
+    #[must_use]
     pub fn for_clone(&self, shares_memory_beside: bool) -> TaskSignals {
         let alt = if shares_memory_beside { AltStack::default() } else { self.state.lock().alt_stack };
         TaskSignals::with(self.mask(), alt)

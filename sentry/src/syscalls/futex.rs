@@ -46,19 +46,10 @@ struct Args {
     val: u32,
     utime: u64,
     uaddr2: UserAddr,
-    val3: u32,
 }
 
 impl Args {
-    fn new(
-        task: &Arc<Task>,
-        uaddr: UserAddr,
-        op: u32,
-        val: u32,
-        utime: u64,
-        uaddr2: UserAddr,
-        val3: u32,
-    ) -> Result<Args> {
+    fn new(task: &Arc<Task>, uaddr: UserAddr, op: u32, val: u32, utime: u64, uaddr2: UserAddr) -> Result<Args> {
         let command = op & !(FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME);
         let mut realtime = op & FUTEX_CLOCK_REALTIME != 0;
         if realtime && !matches!(command, FUTEX_WAIT_BITSET | FUTEX_WAIT_REQUEUE_PI | FUTEX_LOCK_PI2) {
@@ -68,7 +59,7 @@ impl Args {
             realtime = true;
         }
         let shared = op & FUTEX_PRIVATE_FLAG == 0;
-        Ok(Args { task: task.clone(), command, shared, realtime, uaddr, val, utime, uaddr2, val3 })
+        Ok(Args { task: task.clone(), command, shared, realtime, uaddr, val, utime, uaddr2 })
     }
 
     /// The fourth argument as a time: a deadline on the monotonic axis.
@@ -120,7 +111,7 @@ fn futex_fast(
     uaddr2: UserAddr,
     val3: u32,
 ) -> Result<Option<u64>> {
-    let a = Args::new(task, uaddr, op, val, utime, uaddr2, val3)?;
+    let a = Args::new(task, uaddr, op, val, utime, uaddr2)?;
     let kernel = task.kernel();
     let done = match a.command {
         FUTEX_WAIT | FUTEX_WAIT_BITSET => {
@@ -174,7 +165,7 @@ async fn futex_slow(
     uaddr2: UserAddr,
     val3: u32,
 ) -> Result<u64> {
-    let a = Args::new(task, uaddr, op, val, utime, uaddr2, val3)?;
+    let a = Args::new(task, uaddr, op, val, utime, uaddr2)?;
     let deadline = a.deadline()?;
     match a.command {
         FUTEX_LOCK_PI | FUTEX_LOCK_PI2 => pi::lock(task, &a.word()?, deadline).await.map(|()| 0),

@@ -219,9 +219,7 @@ impl PosixTimer {
             if s.queued {
                 s.overrun = s.overrun.saturating_add(periods);
             }
-        } else if silent && s.schedule.next.is_some_and(|at| at <= now) {
-            return (0, 0);
-        } else if s.queued {
+        } else if s.queued || silent && s.schedule.next.is_some_and(|at| at <= now) {
             return (0, 0);
         }
         s.schedule.remaining(now)
