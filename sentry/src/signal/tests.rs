@@ -159,6 +159,8 @@ fn stop_and_continue_are_reported_and_a_sleep_goes_on() {
                 m.store(c.rsp, &[0, 300_000_000]);
                 call(c, 20, raw::__NR_nanosleep, [c.rsp, c.rsp, 0, 0, 0, 0])
             }
+            // The instruction pointer is back at the call, which is restart_syscall(2) now.
+            20 if c.rax == u64::from(raw::__NR_restart_syscall) => Exit::Syscall,
             20 if c.rax == 0 => call(c, 99, raw::__NR_exit, [5, 0, 0, 0, 0, 0]),
             20 => call(c, 99, raw::__NR_exit, [(c.rax as i64).unsigned_abs(), 0, 0, 0, 0, 0]),
             1 => {
