@@ -230,8 +230,12 @@ impl GuestMemory {
         version: u64,
     ) -> Result<Arc<dyn Window>, Errno> {
         let key = (dev, ino, index, windows::Kind::Private(version));
-        let w = self.private_windows.get(self, &self.registry, &self.region, fd, key)?;
-        Ok(w)
+        match self.private_windows.get(self, &self.registry, &self.region, fd, key) {
+            Ok(w) => Ok(w),
+            // No room: the other kind serves as well, only slower.
+            Err(Errno::ENOMEM) => self.window(fd, (dev, ino), index, false),
+            Err(e) => Err(e),
+        }
     }
 
     /// Whether `pa` is a page of a window area (and not a frame).

@@ -184,6 +184,41 @@ fn windows_are_shared_and_unmapped() {
 }
 
 #[test]
+fn many_windows_of_one_file_are_few_host_mappings() {
+    let (file, path) = scratch("many", 1 << 40);
+    let m = GuestMemory::without_vm(4 * MIB).unwrap();
+    let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    let before = mappings();
+    let mut all = Vec::new();
+    let error = loop {
+        match m.window(file.as_fd(), (1, 2), all.len() as u64, false) {
+            Ok(w) => all.push(w),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!((error, all.len()), (Errno::ENOMEM, 32768));
+    assert!(mappings() < before + 200, "{}", mappings());
+    // Every second one gone: as many mappings as there are pieces, and a bound on them.
+    let mut keep = true;
+    all.retain(|_| {
+        keep = !keep;
+        keep
+    });
+    let mut others = Vec::new();
+    let error = loop {
+        match m.window(file.as_fd(), (1, 3), others.len() as u64 * 7, false) {
+            Ok(w) => others.push(w),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(error, Errno::ENOMEM);
+    assert!(mappings() < 50_000);
+    drop((all, others));
+    assert!(mappings() < before + 200, "{}", mappings());
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
 fn private_windows_copy_what_is_expected() {
     let (file, path) = scratch("private", 100_000);
     use std::os::unix::fs::FileExt;

@@ -17,7 +17,7 @@ use super::GuestMemory;
 use super::region::{Region, Rights};
 use super::slots::{Area, Registry, Span};
 
-/// Host mappings left for everything else.
+/// Host mappings left for everything else, windows split by copies among it.
 const SPARE_MAPPINGS: u64 = 8192;
 
 /// Copied pages of private windows at most (128 MiB); beyond, they show the page cache.
@@ -43,7 +43,35 @@ pub type Key = (u64, u64, u64, Kind);
 struct State {
     live: HashMap<Key, Weak<FileWindow>>,
     free: BTreeSet<u32>,
-    fresh: u32,
+    places: Vec<Option<Key>>,
+    /// Places whose host mapping does not join that of the place before.
+    borders: usize,
+}
+
+/// Whether the host keeps two neighbours as one mapping.
+fn join(a: Option<Key>, b: Option<Key>) -> bool {
+    match (a, b) {
+        (None, None) => true,
+        (Some(a), Some(b)) => (a.0, a.1, a.3) == (b.0, b.1, b.3) && a.2.checked_add(1) == Some(b.2),
+        _ => false,
+    }
+}
+
+impl State {
+    fn place(&self, number: usize) -> Option<Key> {
+        self.places.get(number).copied().flatten()
+    }
+
+    fn put(&mut self, number: u32, key: Option<Key>) {
+        let n = number as usize;
+        let before = n.checked_sub(1).and_then(|n| self.place(n));
+        let (old, after) = (self.place(n), self.place(n + 1));
+        let borders = |at: Option<Key>| usize::from(!join(before, at)) + usize::from(!join(at, after));
+        self.borders = self.borders + borders(key) - borders(old);
+        if let Some(place) = self.places.get_mut(n) {
+            *place = key;
+        }
+    }
 }
 
 /// All windows of a sandbox.
@@ -51,7 +79,8 @@ pub struct Windows {
     area: Area,
     span: Span,
     state: Mutex<State>,
-    most: u32,
+    /// Most places, and most borders between them.
+    most: (usize, usize),
     copies: AtomicUsize,
 }
 
@@ -74,8 +103,8 @@ impl Windows {
     pub fn new(span: Span) -> Windows {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
         let maps: u64 = text.trim().parse().unwrap_or(65530);
-        // Each window may cost two mappings, its own and the gap behind it, and there are two areas of them.
-        let most = (maps.saturating_sub(SPARE_MAPPINGS) / 4).clamp(64, span.len / WINDOW_LEN) as u32;
+        // There are two areas of windows.
+        let most = ((span.len / WINDOW_LEN) as usize, (maps.saturating_sub(SPARE_MAPPINGS) / 2).max(64) as usize);
         Windows {
             area: Area::new(span, 64 << 20, 1 << 30, false),
             span,
@@ -110,17 +139,20 @@ impl Windows {
         if let Some(w) = state.live.get(&key).and_then(Weak::upgrade) {
             return Ok(w);
         }
+        if state.borders + 2 > self.most.1 {
+            return Err(Errno::ENOMEM);
+        }
         let number = if let Some(n) = state.free.pop_first() {
             n
         } else {
-            let n = state.fresh;
-            let end = (u64::from(n) + 1) * WINDOW_LEN;
+            let n = state.places.len();
+            let end = (n as u64 + 1) * WINDOW_LEN;
             let grown = self.area.grown();
-            if n >= self.most || (end > grown && !self.area.grow(registry, region, grown, self.span.len)) {
+            if n >= self.most.0 || (end > grown && !self.area.grow(registry, region, grown, self.span.len)) {
                 return Err(Errno::ENOMEM);
             }
-            state.fresh += 1;
-            n
+            state.places.push(None);
+            n as u32
         };
         let base = self.base(number);
         let mapped = match key.3 {
@@ -132,6 +164,7 @@ impl Windows {
             state.free.insert(number);
             return Err(Errno::from_raw(e.raw_os_error().unwrap_or(libc::ENOMEM)));
         }
+        state.put(number, Some(key));
         let window = Arc::new(FileWindow { memory: memory.clone(), key, base, number, copied: AtomicU32::new(0) });
         state.live.insert(key, Arc::downgrade(&window));
         Ok(window)
@@ -179,6 +212,7 @@ impl Windows {
         self.copies.fetch_sub(copied * BLOCK, Ordering::Relaxed);
         match region.decommit(window.base, WINDOW_LEN) {
             Ok(()) => {
+                state.put(window.number, None);
                 state.free.insert(window.number);
             }
             Err(e) => log::warn!("a file window cannot be unmapped: {e}"),
