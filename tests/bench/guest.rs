@@ -39,12 +39,9 @@ pub const ROWS: &[Row] = &[
 
 /// Runs a row and prints its figure.
 pub fn run(name: &str) {
-    match ROWS.iter().find(|r| r.name == name) {
-        Some(row) => println!("{:.1}", (row.measure)()),
-        None => {
-            eprintln!("bench: no row named '{name}'");
-            std::process::exit(2);
-        }
+    if let Some(row) = ROWS.iter().find(|r| r.name == name) { println!("{:.1}", (row.measure)()) } else {
+        eprintln!("bench: no row named '{name}'");
+        std::process::exit(2);
     }
 }
 

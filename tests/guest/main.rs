@@ -40,11 +40,8 @@ fn main() {
         cases.for_each(|(name, _)| println!("{name}"));
         return;
     }
-    match cases.find(|(n, _)| *n == name) {
-        Some((_, case)) => case(),
-        None => {
-            eprintln!("guest: no case named '{name}'; see guest --list");
-            std::process::exit(2);
-        }
+    if let Some((_, case)) = cases.find(|(n, _)| *n == name) { case() } else {
+        eprintln!("guest: no case named '{name}'; see guest --list");
+        std::process::exit(2);
     }
 }

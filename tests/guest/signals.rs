@@ -315,7 +315,7 @@ fn fault_codes() {
         ("ud2", || unsafe { asm!("ud2") }),
         ("int3", || unsafe { asm!("int3") }),
         ("div0", || unsafe {
-            asm!("xor ecx, ecx", "xor edx, edx", "div ecx", out("eax") _, out("ecx") _, out("edx") _)
+            asm!("xor ecx, ecx", "xor edx, edx", "div ecx", out("eax") _, out("ecx") _, out("edx") _);
         }),
         ("hlt", || unsafe { asm!("hlt") }),
         ("cli", || unsafe { asm!("cli") }),

@@ -346,15 +346,15 @@ fn vector_program(avx: bool) -> Vec<u8> {
     let mut top = a.create_label();
     a.set_label(&mut top).unwrap();
     if avx {
-        a.vmovdqu(ymm7, ymmword_ptr(RDI)).unwrap()
+        a.vmovdqu(ymm7, ymmword_ptr(RDI)).unwrap();
     } else {
-        a.movdqu(xmm7, xmmword_ptr(RDI)).unwrap()
+        a.movdqu(xmm7, xmmword_ptr(RDI)).unwrap();
     }
     a.syscall().unwrap();
     if avx {
-        a.vmovdqu(ymmword_ptr(RDI), ymm7).unwrap()
+        a.vmovdqu(ymmword_ptr(RDI), ymm7).unwrap();
     } else {
-        a.movdqu(xmmword_ptr(RDI), xmm7).unwrap()
+        a.movdqu(xmmword_ptr(RDI), xmm7).unwrap();
     }
     a.syscall().unwrap();
     a.jmp(top).unwrap();
@@ -411,7 +411,7 @@ fn vector_state_follows_its_thread() {
         th.fpu.write(&image).unwrap();
         let again = th.fpu.read();
         assert_eq!(again[160 + 7 * 16..][..16], [0x33; 16]);
-        th.fpu.write(&vec![0; 5]).unwrap_err();
+        th.fpu.write(&[0; 5]).unwrap_err();
         let mut bad = again.clone();
         bad[27] = 0xff;
         th.fpu.write(&bad).unwrap_err();

@@ -197,26 +197,23 @@ fn start_handler(task: &Arc<Task>, entry: &Entry, action: &SigAction) {
     ctx.orig_rax = u64::MAX;
     let old_mask = mask::take_mask_for_frame(task);
     let built = frame::build(task, &mut ctx, entry.signal, &entry.info, action, old_mask);
-    match built {
-        Ok(()) => {
-            let mut blocked = task.signals.mask() | SigSet(action.mask);
-            if action.flags & sa::NODEFER == 0 {
-                blocked.add(entry.signal);
-            }
-            *task.context.lock() = ctx;
-            mask::set_mask(task, blocked);
-            if !frame::is_user_rip(ctx.rip) {
-                fault::segv(task);
-            }
+    if let Ok(()) = built {
+        let mut blocked = task.signals.mask() | SigSet(action.mask);
+        if action.flags & sa::NODEFER == 0 {
+            blocked.add(entry.signal);
         }
-        Err(_) => {
-            *task.context.lock() = ctx;
-            mask::set_mask(task, old_mask);
-            if entry.signal == Signal::SIGSEGV {
-                send::force_fatal(task, Signal::SIGSEGV);
-            } else {
-                fault::segv(task);
-            }
+        *task.context.lock() = ctx;
+        mask::set_mask(task, blocked);
+        if !frame::is_user_rip(ctx.rip) {
+            fault::segv(task);
+        }
+    } else {
+        *task.context.lock() = ctx;
+        mask::set_mask(task, old_mask);
+        if entry.signal == Signal::SIGSEGV {
+            send::force_fatal(task, Signal::SIGSEGV);
+        } else {
+            fault::segv(task);
         }
     }
 }

@@ -194,7 +194,7 @@ impl Segment {
     /// A segment charged to `budget`.
     pub fn new(data: Vec<u8>, ancillary: Ancillary, budget: &Arc<Budget>) -> Segment {
         let charge = budget.charge(data.len().max(1).next_multiple_of(64) + OVERHEAD);
-        Segment { data, start: 0, ancillary, charge: charge }
+        Segment { data, start: 0, ancillary, charge }
     }
 
     fn rest(&self) -> &[u8] {

@@ -114,7 +114,7 @@ fn format_args(text: &mut String, row: &Row, call: &Call<'_>) {
             text.push_str(", ");
         }
         let _ = match spec.kind {
-            ArgKind::Int if raw <= u64::from(u32::MAX) => write!(text, "{}", raw as u32 as i32),
+            ArgKind::Int if u32::try_from(raw).is_ok() => write!(text, "{}", raw as u32 as i32),
             ArgKind::Int => write!(text, "{}", raw as i64),
             ArgKind::Unsigned => write!(text, "{raw}"),
             ArgKind::Hex => write!(text, "{raw:#x}"),
