@@ -77,13 +77,15 @@ struct Held {
 }
 
 impl Held {
+    #[cfg(debug_assertions)]
+    fn new(rank: Rank, nested: bool) -> Held {
+        held::acquire(rank, nested);
+        Held { rank }
+    }
+
+    #[cfg(not(debug_assertions))]
     fn new(_rank: Rank, _nested: bool) -> Held {
-        #[cfg(debug_assertions)]
-        held::acquire(_rank, _nested);
-        Held {
-            #[cfg(debug_assertions)]
-            rank: _rank,
-        }
+        Held {}
     }
 }
 

@@ -346,7 +346,7 @@ fn tcp() {
     let address = listener.local_addr().unwrap();
     let client = thread::spawn(move || {
         let mut s = std::net::TcpStream::connect(address).unwrap();
-        s.write_all(&[7; 200_000]).unwrap();
+        s.write_all(&vec![7; 200_000]).unwrap();
         s.shutdown(std::net::Shutdown::Write).unwrap();
         let mut b = [0; 2];
         s.read_exact(&mut b).unwrap();

@@ -2,7 +2,7 @@
 //! It uses libc directly and knows nothing of bartizan.
 //!
 //! `guest --list` prints the names; `guest NAME` runs one case and exits with 0, or says what was wrong and exits with 101.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // each case calls Linux directly: that is what it tests
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::cast_ptr_alignment)] // each case calls Linux directly: that is what it tests
 
 mod files;
 mod hello;
@@ -40,7 +40,9 @@ fn main() {
         cases.for_each(|(name, _)| println!("{name}"));
         return;
     }
-    if let Some((_, case)) = cases.find(|(n, _)| *n == name) { case() } else {
+    if let Some((_, case)) = cases.find(|(n, _)| *n == name) {
+        case();
+    } else {
         eprintln!("guest: no case named '{name}'; see guest --list");
         std::process::exit(2);
     }

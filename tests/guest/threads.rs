@@ -169,7 +169,7 @@ fn requeue() {
 fn wake_op() {
     let (a, b) = (AtomicU32::new(0), AtomicU32::new(10));
     // FUTEX_OP(ADD, 5, CMP_EQ, 10)
-    let op = (1 << 28) | (5 << 12) | 10;
+    let op = (1 << 28) | (5 << 12) | 0xa;
     let args = [a.as_ptr() as u64, libc::FUTEX_WAKE_OP as u64, 1, 1, b.as_ptr() as u64, op];
     assert_eq!(call(libc::SYS_futex, args), Ok(0));
     assert_eq!(b.load(Ordering::SeqCst), 15);

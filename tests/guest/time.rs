@@ -99,12 +99,18 @@ fn cpu() {
     while start.elapsed() < Duration::from_millis(40) {
         std::hint::spin_loop();
     }
-    let (dp, dt) = (clock(libc::CLOCK_PROCESS_CPUTIME_ID).checked_sub(p).unwrap(), clock(libc::CLOCK_THREAD_CPUTIME_ID).checked_sub(t).unwrap());
+    let (dp, dt) = (
+        clock(libc::CLOCK_PROCESS_CPUTIME_ID).checked_sub(p).unwrap(),
+        clock(libc::CLOCK_THREAD_CPUTIME_ID).checked_sub(t).unwrap(),
+    );
     assert!(dt > Duration::from_millis(5) && dt <= dp + Duration::from_millis(1), "{dt:?} {dp:?}");
     assert!(dp < Duration::from_secs(20));
     let before = clock(libc::CLOCK_THREAD_CPUTIME_ID);
     std::thread::sleep(Duration::from_millis(50));
-    assert!(clock(libc::CLOCK_THREAD_CPUTIME_ID).checked_sub(before).unwrap() < Duration::from_millis(40), "sleeping costs no CPU time");
+    assert!(
+        clock(libc::CLOCK_THREAD_CPUTIME_ID).checked_sub(before).unwrap() < Duration::from_millis(40),
+        "sleeping costs no CPU time"
+    );
 }
 
 fn getcpu() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use iced_x86::code_asm::{CodeAssembler, rdi as RDI, xmm7, xmmword_ptr, ymm7, ymmword_ptr};
-use sentry::platform::{Exit, Fpu, GuestSpace, Memory, PhysAddr, Platform, Pte, PteFlags, UserContext};
+use sentry::platform::{Exit, Fpu, GuestSpace, PhysAddr, Platform, Pte, PteFlags, UserContext};
 use vmm::kvm::PlatformError;
 use vmm::platform::{Config, KvmPlatform};
 
@@ -65,6 +65,7 @@ impl Program {
         Program::new(p, &a.assemble(CODE).unwrap())
     }
 
+    #[allow(clippy::unused_self)] // one of the steps of a program
     fn context(&self) -> UserContext {
         UserContext { rip: CODE, rsp: STACK + 4096, rflags: 0x202, rdi: DATA, ..Default::default() }
     }

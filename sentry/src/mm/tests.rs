@@ -12,7 +12,7 @@ use super::*;
 use crate::lock::{Mutex, Rank};
 use crate::platform::host::Window;
 use crate::platform::sim::{SimMemory, SimPlatform, SimSpace, SimWindow};
-use crate::platform::{Memory, PhysAddr, Platform};
+use crate::platform::{PhysAddr, Platform};
 use crate::{Errno, Result};
 
 const P: u64 = 4096;

@@ -370,7 +370,12 @@ impl VmaTree {
         let mut gaps = Vec::new();
         for (s, v) in &self.by_start {
             assert_eq!(*s, v.start);
-            assert!(v.start >= at && v.start < v.end && v.start & 0xfff == 0 && v.end & 0xfff == 0);
+            assert!(
+                v.start >= at
+                    && v.start < v.end
+                    && v.start.is_multiple_of(PAGE_SIZE)
+                    && v.end.is_multiple_of(PAGE_SIZE)
+            );
             if v.start > at {
                 gaps.push((at, v.start));
             }

@@ -1,4 +1,5 @@
 //! Credentials (credentials(7)) and capabilities (capabilities(7)). Immutable once shared: a change makes a new value.
+#![allow(missing_docs)] // capability names are those of capabilities(7)
 use bitflags::bitflags;
 
 bitflags! {

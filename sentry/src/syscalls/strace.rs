@@ -114,11 +114,11 @@ fn format_args(text: &mut String, row: &Row, call: &Call<'_>) {
             text.push_str(", ");
         }
         let _ = match spec.kind {
-            ArgKind::Int if u32::try_from(raw).is_ok() => write!(text, "{}", raw as u32 as i32),
+            ArgKind::Int if raw >> 32 == 0 => write!(text, "{}", raw as u32 as i32),
             ArgKind::Int => write!(text, "{}", raw as i64),
             ArgKind::Unsigned => write!(text, "{raw}"),
             ArgKind::Hex => write!(text, "{raw:#x}"),
-            ArgKind::Fd if raw as i32 == -100 => write!(text, "AT_FDCWD"),
+            ArgKind::Fd if (raw as u32).cast_signed() == -100 => write!(text, "AT_FDCWD"),
             ArgKind::Fd => write!(text, "{}", raw as i32),
             ArgKind::Pointer if raw == 0 => write!(text, "NULL"),
             ArgKind::Pointer => write!(text, "{raw:#x}"),

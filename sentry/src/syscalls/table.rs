@@ -1,6 +1,7 @@
 //! The table of system calls: one row a call. Dispatch, trace, statistics and `docs/SYSCALLS.md` derive from it.
 use core::future::Future;
 use core::pin::Pin;
+use std::fmt::Write;
 use std::sync::{Arc, OnceLock};
 
 use super::args::ArgKind;
@@ -207,7 +208,7 @@ pub fn document() -> String {
     for row in rows {
         let args: Vec<&str> = row.args.iter().map(|a| a.name).collect();
         let level = if row.level == Level::Full { "full" } else { "partial" };
-        text += &format!("| {} | {}({}) | {level} | {} |\n", row.nr, row.name, args.join(", "), row.note);
+        let _ = writeln!(text, "| {} | {}({}) | {level} | {} |", row.nr, row.name, args.join(", "), row.note);
     }
     let absent: Vec<&str> = absent_names().collect();
     text + &format!("\n## Missing\n\n{}.\n", absent.join(", "))

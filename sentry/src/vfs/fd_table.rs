@@ -170,7 +170,7 @@ impl FdTable {
         }
     }
 
-    /// Takes `fd` out; the caller closes it ([`FdTable::close`] does both).
+    /// Takes `fd` out; the caller then calls [`FdTable::closed`].
     pub fn remove(&self, fd: i32) -> Result<Arc<File>> {
         let fd = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
         self.inner.lock().take(fd).map(|s| s.file).ok_or(Errno::EBADF)

@@ -91,7 +91,7 @@ pub struct Sandbox {
     reactor: Arc<Reactor>,
     workers: Vec<JoinHandle<()>>,
     timed_out: Arc<AtomicBool>,
-    _timeout: Option<Armed>,
+    timeout: Option<Armed>,
 }
 
 /// Bytes of a worker's stack: system calls nest a few levels deep, never by what a guest says.
@@ -179,7 +179,7 @@ impl Sandbox {
         jail::restrict_files(&jail::Paths { readable, writable }).map_err(|e| SandboxError::Jail(e.to_string()))?;
         reactor.start(FORWARDED, callbacks).map_err(|e| SandboxError::host("start the reactor thread", &e))?;
         let workers = start_workers(&kernel, &platform, config.cpus)?;
-        let mut sandbox = Sandbox { kernel: kernel.clone(), reactor, workers, timed_out, _timeout: None };
+        let mut sandbox = Sandbox { kernel: kernel.clone(), reactor, workers, timed_out, timeout: None };
         let started = jail::restrict_calls(config.refusal)
             .map_err(|e| SandboxError::Jail(e.to_string()))
             .and_then(|()| command::spawn(&kernel, init));
@@ -188,7 +188,7 @@ impl Sandbox {
             return Err(error);
         }
         if let Some(span) = config.timeout {
-            sandbox._timeout = Some(timeout::arm(&kernel, span, &sandbox.timed_out));
+            sandbox.timeout = Some(timeout::arm(&kernel, span, &sandbox.timed_out));
         }
         Ok(sandbox)
     }
@@ -209,6 +209,7 @@ impl Sandbox {
     }
 
     fn stop(&mut self) {
+        self.timeout = None;
         self.kernel.shutdown();
         for worker in self.workers.drain(..) {
             let _ = worker.join();
