@@ -40,7 +40,7 @@ pub const ROWS: &[Row] = &[
 /// Runs a row and prints its figure.
 pub fn run(name: &str) {
     if let Some(row) = ROWS.iter().find(|r| r.name == name) {
-        println!("{:.1}", (row.measure)())
+        println!("{:.1}", (row.measure)());
     } else {
         eprintln!("bench: no row named '{name}'");
         std::process::exit(2);
