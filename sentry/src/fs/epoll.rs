@@ -118,6 +118,8 @@ pub struct Epoll {
     items: Mutex<HashMap<Key, Arc<Item>>>,
     ready: Mutex<VecDeque<Arc<Item>>>,
     queue: Arc<WaitQueue>,
+    /// Instances that watch this one; changed with `NESTING` held or by removal.
+    parents: Mutex<Vec<Weak<Epoll>>>,
     inode: AnonInode,
 }
 
@@ -134,6 +136,7 @@ impl Epoll {
             items: Mutex::new(Rank::Epoll, HashMap::new()),
             ready: Mutex::new(Rank::EpollReady, VecDeque::new()),
             queue: WaitQueue::new(),
+            parents: Mutex::new(Rank::Leaf, Vec::new()),
             inode,
         });
         File::new(epoll, None, OpenFlags::RDWR)
@@ -141,6 +144,9 @@ impl Epoll {
 
     fn enqueue(&self, item: &Arc<Item>) {
         let mut ready = self.ready.lock();
+        if item.removed.load(Ordering::SeqCst) {
+            return;
+        }
         if !item.queued.swap(true, Ordering::Relaxed) {
             ready.push_back(item.clone());
         }
@@ -158,6 +164,17 @@ impl Epoll {
     fn forget(&self, key: Key) -> Option<Arc<Item>> {
         let item = self.items.lock().remove(&key)?;
         WATCHES.fetch_sub(1, Ordering::Relaxed);
+        item.removed.store(true, Ordering::SeqCst);
+        let mut ready = self.ready.lock();
+        if item.queued.swap(false, Ordering::Relaxed) {
+            ready.retain(|queued| !Arc::ptr_eq(queued, &item));
+        }
+        drop(ready);
+        if let Some(file) = item.file.upgrade()
+            && let Some(child) = file.downcast::<Epoll>()
+        {
+            child.forget_parent(self);
+        }
         Some(item)
     }
 
@@ -178,7 +195,7 @@ impl Epoll {
                 return Err(Errno::EINVAL);
             }
             let mut seen = HashMap::new();
-            if other.depth(self, &mut seen, 0)? > MAX_NESTS {
+            if self.height(0) + other.depth(self, &mut seen, 0)? > MAX_NESTS {
                 return Err(Errno::ELOOP);
             }
         }
@@ -202,6 +219,9 @@ impl Epoll {
             }
             items.insert(item.key, item.clone());
             WATCHES.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some((_, other)) = &nesting {
+            other.parents.lock().push(self.this.clone());
         }
         drop(nesting);
         let watcher: Weak<dyn CloseWatcher> = item.this.clone();
@@ -281,6 +301,23 @@ impl Epoll {
     /// Where waiters wait.
     pub fn queue(&self) -> &Arc<WaitQueue> {
         &self.queue
+    }
+
+    /// Levels of instances that watch this one, directly or through others: a wake climbs all of them.
+    fn height(&self, level: usize) -> usize {
+        if level > MAX_NESTS {
+            return level;
+        }
+        let parents: Vec<Arc<Epoll>> = self.parents.lock().iter().filter_map(Weak::upgrade).collect();
+        parents.iter().map(|p| 1 + p.height(level + 1)).max().unwrap_or(0)
+    }
+
+    fn forget_parent(&self, parent: &Epoll) {
+        let mut parents = self.parents.lock();
+        if let Some(i) = parents.iter().position(|p| core::ptr::eq(p.as_ptr(), parent)) {
+            parents.swap_remove(i);
+        }
+        parents.retain(|p| p.strong_count() > 0);
     }
 
     /// Levels of instances below and including this one. ELOOP if `target` is among them.

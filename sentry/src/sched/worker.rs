@@ -47,6 +47,8 @@ struct Worker {
     idle: AtomicBool,
     /// A preemption deadline is set.
     armed: AtomicBool,
+    /// Makes a change of `armed` and of the platform's deadline one step.
+    arming: Mutex<()>,
     /// The running task should yield at its next preemption point.
     resched: AtomicBool,
     /// When the running task was picked.
@@ -82,6 +84,7 @@ impl Scheduler {
                 waiting: AtomicUsize::new(0),
                 idle: AtomicBool::new(false),
                 armed: AtomicBool::new(false),
+                arming: Mutex::new(Rank::Leaf, ()),
                 resched: AtomicBool::new(false),
                 slice_start: AtomicU64::new(0),
                 running_vruntime: AtomicU64::new(u64::MAX),
@@ -167,7 +170,8 @@ impl Scheduler {
             return true;
         }
         let ran = self.shared.platform.monotonic().saturating_sub(worker.slice_start.load(Ordering::Relaxed));
-        ran >= SLICE
+        // The deadline's clock and this one differ a little, and an almost equal deadline is not set anew.
+        ran >= SLICE - SLICE / 4
     }
 
     /// Whether a task waits for the calling worker.
@@ -193,13 +197,26 @@ impl Shared {
             if waits == worker.armed.load(Ordering::SeqCst) {
                 return;
             }
-            worker.armed.store(waits, Ordering::SeqCst);
+            let order = worker.arming.lock();
+            if worker.armed.swap(waits, Ordering::SeqCst) == waits {
+                return;
+            }
             let left = waits.then(|| {
                 let ran = self.platform.monotonic().saturating_sub(worker.slice_start.load(Ordering::Relaxed));
                 SLICE.saturating_sub(ran).max(1)
             });
             self.platform.set_preemption(cpu, left);
+            drop(order);
             // Somebody may have queued and armed in between; look again.
+        }
+    }
+
+    fn disarm(&self, cpu: usize, worker: &Worker) {
+        if worker.armed.load(Ordering::SeqCst) {
+            let _order = worker.arming.lock();
+            if worker.armed.swap(false, Ordering::SeqCst) {
+                self.platform.set_preemption(cpu, None);
+            }
         }
     }
 
@@ -251,8 +268,9 @@ impl Shared {
             && !yielded
             && self.workers[other].idle.swap(false, Ordering::SeqCst)
         {
-            // It will steal.
+            // It will steal, unless it finds something else first.
             self.platform.unpark(other);
+            self.adjust_preemption(cpu);
             return;
         }
         let running = worker.running_vruntime.load(Ordering::Relaxed);
@@ -323,9 +341,7 @@ impl Shared {
             if self.shutdown.load(Ordering::SeqCst) {
                 break;
             }
-            if worker.armed.swap(false, Ordering::SeqCst) {
-                self.platform.set_preemption(cpu, None);
-            }
+            self.disarm(cpu, worker);
             self.platform.park(cpu);
             worker.idle.store(false, Ordering::SeqCst);
         }
@@ -346,9 +362,7 @@ impl Shared {
         worker.slice_start.store(start, Ordering::Relaxed);
         worker.running_vruntime.store(vruntime, Ordering::Relaxed);
         worker.resched.store(false, Ordering::SeqCst);
-        if worker.armed.swap(false, Ordering::SeqCst) {
-            self.platform.set_preemption(cpu, None);
-        }
+        self.disarm(cpu, worker);
         let usage = &entity.clock.usage;
         let before = (usage.user.load(Ordering::Relaxed), usage.system.load(Ordering::Relaxed));
         let rescheduled = ready.run();

@@ -275,6 +275,11 @@ pub fn exit_task(task: &Arc<Task>) {
     }
     let own = core::mem::take(&mut task.signals.state.lock().pending);
     drop(own);
+    if group.task_count() <= 1 {
+        // Nobody is left to take what waits for the group; its timers' entries would keep the group alive.
+        let shared = core::mem::take(&mut group.signals.state.lock().pending);
+        drop(shared);
+    }
     if group.exiting().is_none() {
         retarget_shared(task, !task.signals.mask());
     }

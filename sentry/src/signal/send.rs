@@ -259,6 +259,10 @@ fn generate(
         if timer.is_none() && !signal.is_realtime() && pending.set().contains(signal) {
             return false;
         }
+        if let Some(timer) = timer {
+            // A new setting replaces what an older one left.
+            pending.discard_timer(timer);
+        }
         if timer.is_none() && charge.is_none() {
             pending.mark(signal, forced);
         } else {
