@@ -29,6 +29,8 @@ pub const CASES: &[Case] = &[
     ("socket_errors", socket_errors),
     ("pty_echo", pty),
     ("splice_pipe", splice),
+    ("unix_rights_chain", rights_chain),
+    ("epoll_paths_bounded", epoll_paths),
 ];
 
 fn pipe() -> (std::fs::File, std::fs::File) {
@@ -421,4 +423,63 @@ fn splice() {
     assert_eq!(all.len() as i64, n);
     assert_eq!(all, std::fs::read(path).unwrap()[..n as usize]);
     in_child(|| ());
+}
+
+/// Sends one descriptor with one byte; false if the kernel refuses.
+fn send_descriptor(socket: i32, fd: i32) -> bool {
+    unsafe {
+        let mut byte = [0_u8];
+        let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+        let mut control = [0_u64; 4];
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut iov;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        let c = libc::CMSG_FIRSTHDR(&raw const message);
+        (*c).cmsg_level = libc::SOL_SOCKET;
+        (*c).cmsg_type = libc::SCM_RIGHTS;
+        (*c).cmsg_len = libc::CMSG_LEN(4) as usize;
+        libc::CMSG_DATA(c).cast::<i32>().write_unaligned(fd);
+        libc::sendmsg(socket, &raw const message, 0) == 1
+    }
+}
+
+fn rights_chain() {
+    // Each pair carries the one before in its queue; closing the last lets go of all, however long the chain became.
+    let mut last: Option<(UnixStream, UnixStream)> = None;
+    for _ in 0..3000 {
+        let (a, b) = UnixStream::pair().unwrap();
+        if let Some((x, y)) = &last {
+            let sent = send_descriptor(a.as_raw_fd(), x.as_raw_fd()) && send_descriptor(a.as_raw_fd(), y.as_raw_fd());
+            if !sent {
+                break;
+            }
+        }
+        last = Some((a, b));
+    }
+    drop(last);
+    in_child(|| ());
+}
+
+fn epoll_paths() {
+    let limit = libc::rlimit { rlim_cur: 1000, rlim_max: 1000 };
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    let (mut r, mut w) = pipe();
+    let mut below = vec![r.as_raw_fd()];
+    for _ in 0..4 {
+        let layer: Vec<i32> = (0..40).map(|_| unsafe { libc::epoll_create1(0) }).collect();
+        for &watcher in &layer {
+            for &fd in &below {
+                // The kernel refuses a watch that would make too many paths.
+                let mut e = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+                unsafe { libc::epoll_ctl(watcher, libc::EPOLL_CTL_ADD, fd, &raw mut e) };
+            }
+        }
+        below = layer;
+    }
+    w.write_all(b"x").unwrap();
+    let mut byte = [0];
+    r.read_exact(&mut byte).unwrap();
+    assert_eq!(&byte, b"x");
 }

@@ -24,6 +24,7 @@ pub const CASES: &[Case] = &[
     ("execute_written_code", jit),
     ("mmap_many", many),
     ("mmap_huge_noreserve", huge),
+    ("madvise_random_shared", random_shared),
 ];
 
 const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -301,4 +302,19 @@ fn huge() {
         assert_eq!(unsafe { *p.add(i * (len / 16)) }, i as u8 + 1);
     }
     assert_eq!(unsafe { libc::munmap(p.cast(), len) }, 0);
+}
+
+fn random_shared() {
+    let fd = unsafe { libc::memfd_create(c"shared".as_ptr(), 0) };
+    assert_eq!(unsafe { libc::ftruncate(fd, 1 << 20) }, 0);
+    let p = unsafe { libc::mmap(std::ptr::null_mut(), 1 << 20, RW, libc::MAP_SHARED, fd, 0) }.cast::<u8>();
+    for page in 0..256 {
+        if page == 8 {
+            assert_eq!(unsafe { libc::madvise(p.cast(), 1 << 20, libc::MADV_RANDOM) }, 0);
+        }
+        unsafe { p.add(page * PAGE).write(page as u8) };
+    }
+    for page in 0..256 {
+        assert_eq!(unsafe { *p.add(page * PAGE) }, page as u8);
+    }
 }

@@ -2,7 +2,7 @@
 //! itself is always asked of the object.
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Write;
 use std::sync::{Arc, Weak};
 
@@ -15,6 +15,9 @@ use crate::task::Task;
 use crate::vfs::file::CloseWatcher;
 use crate::vfs::{File, FileOps, OpenFlags};
 use crate::{Errno, Result};
+
+/// Paths by which a wake may climb through nested instances.
+const MAX_PATHS: usize = 500;
 
 /// EPOLLEXCLUSIVE.
 const EXCLUSIVE: u32 = 1 << 28;
@@ -202,6 +205,13 @@ impl Epoll {
         if WATCHES.load(Ordering::Relaxed) >= MAX_WATCHES {
             return Err(Errno::ENOSPC);
         }
+        if let Some((_, other)) = &nesting {
+            other.parents.lock().push(self.this.clone());
+            if !other.few_paths(&mut HashSet::new()) {
+                other.forget_parent(self);
+                return Err(Errno::EINVAL);
+            }
+        }
         let item = Arc::new_cyclic(|this| Item {
             this: this.clone(),
             epoll: self.this.clone(),
@@ -215,13 +225,14 @@ impl Epoll {
         {
             let mut items = self.items.lock();
             if items.contains_key(&item.key) {
+                drop(items);
+                if let Some((_, other)) = &nesting {
+                    other.forget_parent(self);
+                }
                 return Err(Errno::EEXIST);
             }
             items.insert(item.key, item.clone());
             WATCHES.fetch_add(1, Ordering::Relaxed);
-        }
-        if let Some((_, other)) = &nesting {
-            other.parents.lock().push(self.this.clone());
         }
         drop(nesting);
         let watcher: Weak<dyn CloseWatcher> = item.this.clone();
@@ -310,6 +321,28 @@ impl Epoll {
         }
         let parents: Vec<Arc<Epoll>> = self.parents.lock().iter().filter_map(Weak::upgrade).collect();
         parents.iter().map(|p| 1 + p.height(level + 1)).max().unwrap_or(0)
+    }
+
+    /// Whether a wake of this instance, and of each below it, climbs a bounded number of paths (Linux's reverse_path_check).
+    fn few_paths(&self, seen: &mut HashSet<usize>) -> bool {
+        if !seen.insert(core::ptr::from_ref(self) as usize) {
+            return true;
+        }
+        let mut left = MAX_PATHS;
+        if !self.climb(&mut left) {
+            return false;
+        }
+        let watched: Vec<Arc<File>> = self.items.lock().values().filter_map(|i| i.file.upgrade()).collect();
+        watched.iter().filter_map(|f| f.downcast::<Epoll>()).all(|below| below.few_paths(seen))
+    }
+
+    /// Counts paths upwards; false once none is left of the allowance.
+    fn climb(&self, left: &mut usize) -> bool {
+        let parents: Vec<Arc<Epoll>> = self.parents.lock().iter().filter_map(Weak::upgrade).collect();
+        parents.iter().all(|parent| {
+            *left = left.saturating_sub(1);
+            *left > 0 && parent.climb(left)
+        })
     }
 
     fn forget_parent(&self, parent: &Epoll) {

@@ -72,9 +72,10 @@ fn signal_of(errno: Errno) -> FaultSignal {
     if errno == Errno::ENOMEM { FaultSignal::OutOfMemory } else { FaultSignal::Bus }
 }
 
-/// How many pages to fill: `first`, or four times the last fill where the fault is where it was expected.
+/// How many pages to fill: `first`, or four times the last fill where the fault is where it was expected; never more than `most`.
 fn window_size(ahead: &Ahead, page: u64, first: u64, most: u64) -> u64 {
-    if ahead.next == page && ahead.pages > 0 { (ahead.pages * 4).clamp(first, most) } else { first }
+    let wanted = if ahead.next == page { ahead.pages.saturating_mul(4) } else { 0 };
+    wanted.max(first).min(most)
 }
 
 /// What a fault needs to know of its VMA, copied out so that the tree can be changed.
@@ -99,7 +100,7 @@ fn block_around(page: u64, pages: u64, site: &Site) -> (u64, u64) {
 /// The pages to serve with the fault at `page`: those that follow where the faults come in order, else its aligned block.
 fn reach(page: u64, site: &Site, first: u64, most: u64) -> (u64, u64) {
     if site.ahead.next == page && site.ahead.pages > 0 {
-        let pages = (site.ahead.pages * 4).clamp(first, most);
+        let pages = window_size(&site.ahead, page, first, most);
         return (page, (page + pages * PAGE_SIZE).min(site.end));
     }
     block_around(page, first, site)

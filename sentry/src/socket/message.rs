@@ -1,5 +1,6 @@
 //! What travels between sockets: segments with their source, credentials and descriptors, and the queue they wait in. Owns the
 //! bytes in flight and their accounting; never decides who may send.
+use core::cell::RefCell;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -86,7 +87,35 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         IN_FLIGHT.fetch_sub(self.files.len(), Ordering::Relaxed);
         unix_gc::arrive(&self.files);
+        close_in_turn(core::mem::take(&mut self.files));
     }
+}
+
+thread_local! {
+    /// Files that an outer call of [`close_in_turn`] will drop.
+    static CLOSING: RefCell<Option<Vec<Arc<File>>>> = const { RefCell::new(None) };
+}
+
+/// Drops files one after the other. One may be a socket whose queue holds further files: a chain of such sockets is as long as the
+/// guest makes it, and must not become a chain of calls.
+fn close_in_turn(files: Vec<Arc<File>>) {
+    let outermost = CLOSING.with_borrow_mut(|closing| match closing {
+        Some(list) => {
+            list.extend(files);
+            false
+        }
+        None => {
+            *closing = Some(files);
+            true
+        }
+    });
+    if !outermost {
+        return;
+    }
+    while let Some(file) = CLOSING.with_borrow_mut(|closing| closing.as_mut().and_then(Vec::pop)) {
+        drop(file);
+    }
+    CLOSING.with_borrow_mut(|closing| *closing = None);
 }
 
 /// Bytes that the queues of all sockets hold.
@@ -160,13 +189,9 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         QUEUED.fetch_sub(self.bytes, Ordering::Relaxed);
-        let before = self.budget.used.fetch_sub(self.bytes, Ordering::SeqCst);
-        let limit = self.budget.limit();
-        let after = before.saturating_sub(self.bytes);
-        // Blocked senders are let in once a quarter is free again or poll's threshold is crossed.
-        if before.saturating_mul(4) > limit && after.saturating_mul(4) <= limit.saturating_mul(3) {
-            self.budget.queue.wake(Events::WRITABLE);
-        }
+        self.budget.used.fetch_sub(self.bytes, Ordering::SeqCst);
+        // A blocked sender may need any amount; nobody waiting costs nothing.
+        self.budget.queue.wake(Events::WRITABLE);
     }
 }
 

@@ -77,7 +77,7 @@ pub struct Binding {
 }
 
 enum Place {
-    Abstract(Arc<NetNamespace>, Vec<u8>),
+    Abstract(Arc<NetNamespace>, Vec<u8>, Weak<UnixSocket>),
     /// Kept so that the inode, and with it the tie, lives as long as the socket.
     Path {
         _at: PathRef,
@@ -86,8 +86,12 @@ enum Place {
 
 impl Drop for Binding {
     fn drop(&mut self) {
-        if let Place::Abstract(net, name) = &self.place {
-            let old = net.abstract_names.lock().remove(name);
+        if let Place::Abstract(net, name, socket) = &self.place {
+            // Another socket may hold the name by now: this binding also belongs to the connections of a closed listener.
+            let mut names = net.abstract_names.lock();
+            let own = names.get(name).is_some_and(|w| core::ptr::addr_eq(w.as_ptr(), socket.as_ptr()));
+            let old = if own { names.remove(name) } else { None };
+            drop(names);
             drop(old);
         }
     }
@@ -112,7 +116,7 @@ fn bind_abstract(net: &Arc<NetNamespace>, socket: &Weak<UnixSocket>, name: &[u8]
         return Err(Errno::EADDRINUSE);
     }
     names.insert(key.clone(), erased(socket));
-    Ok(Binding { address: abstract_address(name), place: Place::Abstract(net.clone(), key) })
+    Ok(Binding { address: abstract_address(name), place: Place::Abstract(net.clone(), key, socket.clone()) })
 }
 
 /// Picks a free abstract name of five hexadecimal digits.

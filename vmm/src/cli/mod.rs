@@ -51,6 +51,12 @@ impl Failure {
 
 /// Runs the command line; the status to exit with.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    // A worker that has failed must not leave a sandbox behind that waits for it. Neither may the report need more of the
+    // host than the jail allows: no backtrace.
+    std::panic::set_hook(Box::new(|failure| {
+        eprintln!("bartizan: internal error: {failure}");
+        std::process::exit(i32::from(status::FAILED));
+    }));
     let cli = match options::Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
