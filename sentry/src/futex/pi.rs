@@ -2,6 +2,7 @@
 //! priorities to inherit here, so waiters are served in order of arrival.
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use linux_raw_sys::general::{FUTEX_OWNER_DIED, FUTEX_TID_MASK, FUTEX_WAITERS};
 
@@ -39,8 +40,20 @@ impl Owners {
         }
     }
 
-    fn take(&self, tid: i32) -> HashSet<FutexKey> {
-        self.0.lock().remove(&tid).unwrap_or_default()
+    /// As `set` for a first waiter; false if the owner has begun to die and would not hand the word on any more.
+    fn add(&self, owner: &Task, key: FutexKey) -> bool {
+        let mut map = self.0.lock();
+        if owner.futexes_settled.load(Ordering::Relaxed) {
+            return false;
+        }
+        map.entry(owner.global_tid()).or_default().insert(key);
+        true
+    }
+
+    fn take(&self, task: &Task) -> HashSet<FutexKey> {
+        let mut map = self.0.lock();
+        task.futexes_settled.store(true, Ordering::Relaxed);
+        map.remove(&task.global_tid()).unwrap_or_default()
     }
 }
 
@@ -132,7 +145,9 @@ pub async fn lock(task: &Arc<Task>, word: &Word, deadline: Option<Nanos>) -> Res
         let tid = match attempt(&bucket, word, task, false, owner.as_ref().map(|o| o.0))? {
             Attempt::Acquired => return Ok(()),
             Attempt::Held => {
-                futexes.owners.set(None, owner.as_ref().map(|o| o.1.global_tid()), word.key);
+                if owner.as_ref().is_some_and(|o| !futexes.owners.add(&o.1, word.key)) {
+                    return Err(Errno::ESRCH);
+                }
                 futexes.insert(&mut bucket, word.key, &waiter);
                 held = true;
                 break;
@@ -319,7 +334,7 @@ fn requeue_locked(
 /// The task dies: every word it owns with waiters goes to the first of them, marked with FUTEX_OWNER_DIED.
 pub fn exit(task: &Arc<Task>) {
     let futexes = &task.kernel().futexes;
-    for key in futexes.owners.take(task.global_tid()) {
+    for key in futexes.owners.take(task) {
         let mut taken = Taken::default();
         {
             let mut bucket = futexes.bucket(key).lock();

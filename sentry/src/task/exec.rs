@@ -109,6 +109,7 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
         usage.max_rss.fetch_max(old.sizes().1 / 1024, Ordering::Relaxed);
     }
     exit::leave_memory(task, task.space().ok());
+    task.futexes_settled.store(false, Ordering::Relaxed);
     *task.space.lock() = Some(loaded.space);
     *task.context.lock() = loaded.context;
     task.fpu.reset();

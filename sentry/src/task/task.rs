@@ -73,6 +73,8 @@ pub struct Task {
     pub clear_child_tid: AtomicU64,
     /// Head of the robust futex list (set_robust_list(2)); 0 if none.
     pub robust_list: AtomicU64,
+    /// The task has handed on the priority-inheritance futexes it owned and will not look again; execve(2) begins anew.
+    pub futexes_settled: AtomicBool,
     /// rseq(2).
     pub rseq: Mutex<Rseq>,
     /// PR_SET_PDEATHSIG.
@@ -136,6 +138,7 @@ impl Task {
             run_state: AtomicU8::new(RunState::Running as u8),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
+            futexes_settled: AtomicBool::new(false),
             rseq: Mutex::new(Rank::Leaf, Rseq::default()),
             pdeath_signal: AtomicI32::new(0),
             timer_slack: AtomicU64::new(50_000),
@@ -421,7 +424,10 @@ impl Task {
     ) -> Result<T, WaitEnd> {
         let deadline = deadline.map(|at| self.kernel.timers.deadline(at));
         let deadline = deadline.map(|d| d as Box<dyn crate::event::Deadline>);
-        crate::event::wait_for(Some(&self.interruption), vec![queue], deadline, ready).exclusive().await
+        self.set_run_state(RunState::Sleeping);
+        let end = crate::event::wait_for(Some(&self.interruption), vec![queue], deadline, ready).exclusive().await;
+        self.set_run_state(RunState::Running);
+        end
     }
 }
 

@@ -115,7 +115,9 @@ impl FileLocks {
     pub fn unset(&self, owner: LockOwner, start: u64, end: u64) -> Result<()> {
         {
             let mut held = self.held.lock_nested();
-            if held.records.len() >= LOCKS_MAX {
+            // Only a hole in the middle of a lock makes one more of it.
+            let splits = held.records.iter().any(|l| l.owner == owner && l.start < start && l.end > end);
+            if splits && held.records.len() >= LOCKS_MAX {
                 return Err(Errno::ENOLCK);
             }
             carve(&mut held.records, owner, start, end);
