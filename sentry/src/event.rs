@@ -164,11 +164,6 @@ impl WaitQueue {
         self.add(mask, Target::Waker(waker.clone()), false)
     }
 
-    /// As `register`, but `wake_up_to` counts this one.
-    pub fn register_exclusive(self: &Arc<Self>, mask: Events, waker: &Waker) -> Registration {
-        self.add(mask, Target::Waker(waker.clone()), true)
-    }
-
     /// Notifies `observer` on each of `mask` until the registration is dropped.
     pub fn observe(self: &Arc<Self>, mask: Events, observer: Arc<dyn Observer>) -> Registration {
         self.add(mask, Target::Observer(observer), false)

@@ -189,12 +189,6 @@ impl<T: ?Sized> RwLock<T> {
         RwLockReadGuard { inner: self.inner.read(), _held: held }
     }
 
-    /// Takes the lock for reading although one of the same rank is held; the caller orders the two.
-    pub fn read_nested(&self) -> RwLockReadGuard<'_, T> {
-        let held = Held::new(self.rank, true);
-        RwLockReadGuard { inner: self.inner.read(), _held: held }
-    }
-
     /// Takes the lock for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let held = Held::new(self.rank, false);

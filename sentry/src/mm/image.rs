@@ -53,9 +53,4 @@ impl AddressSpace {
     pub fn dumpable(&self) -> u8 {
         self.image.lock().dumpable
     }
-
-    /// PR_SET_DUMPABLE.
-    pub fn set_dumpable(&self, value: u8) {
-        self.image.lock().dumpable = value;
-    }
 }

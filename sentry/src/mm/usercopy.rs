@@ -157,11 +157,6 @@ impl AddressSpace {
         bytes.chunks_exact(size).map(|c| T::read_from_bytes(c).map_err(|_| Errno::EFAULT)).collect()
     }
 
-    /// Writes values one after the other.
-    pub fn write_array<T: IntoBytes + Immutable>(self: &Arc<Self>, ptr: UserPtr<T>, values: &[T]) -> Result<()> {
-        self.write_bytes(ptr.addr, values.as_bytes())
-    }
-
     /// Reads a string up to its NUL (not included); `too_long` if there is none within `max` bytes.
     pub fn read_cstr(self: &Arc<Self>, addr: UserAddr, max: usize, too_long: Errno) -> Result<Vec<u8>> {
         let mut text = Vec::new();

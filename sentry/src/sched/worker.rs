@@ -151,11 +151,6 @@ impl Scheduler {
         }
     }
 
-    /// Whether [`Scheduler::shutdown`] was called.
-    pub fn is_shutdown(&self) -> bool {
-        self.shared.shutdown.load(Ordering::SeqCst)
-    }
-
     /// Whether the task that runs on the calling worker should give it up now. Cheap when nobody waits.
     pub fn should_yield(&self, entity: &Entity) -> bool {
         let Some(cpu) = current_cpu() else { return false };

@@ -99,15 +99,13 @@ thread_local! {
 /// Drops files one after the other. One may be a socket whose queue holds further files: a chain of such sockets is as long as the
 /// guest makes it, and must not become a chain of calls.
 fn close_in_turn(files: Vec<Arc<File>>) {
-    let outermost = CLOSING.with_borrow_mut(|closing| match closing {
-        Some(list) => {
+    let outermost = CLOSING.with_borrow_mut(|closing| {
+        if let Some(list) = closing {
             list.extend(files);
-            false
+            return false;
         }
-        None => {
-            *closing = Some(files);
-            true
-        }
+        *closing = Some(files);
+        true
     });
     if !outermost {
         return;

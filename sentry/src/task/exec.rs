@@ -13,8 +13,6 @@ use crate::{Errno, Result};
 
 /// Most bytes in one argument or environment string, its NUL included (MAX_ARG_STRLEN).
 pub const MAX_ARG_STRLEN: usize = 32 * 4096;
-/// Most strings in one vector.
-pub const MAX_ARG_STRINGS: usize = 0x7fff_ffff;
 /// However large the stack limit is, arguments take no more than this (three quarters of _STK_LIM).
 const ARGS_HARD: u64 = 6 << 20;
 /// However small it is, they may take this (ARG_MAX of old).

@@ -152,11 +152,6 @@ impl Region {
         self.advise(pa, len, libc::MADV_POPULATE_WRITE)
     }
 
-    /// Makes a file mapping's pages present, reading what is not cached.
-    pub fn populate_read(&self, pa: PhysAddr, len: u64) -> io::Result<()> {
-        self.advise(pa, len, libc::MADV_POPULATE_READ)
-    }
-
     /// Makes every vCPU drop its translations of private memory, by the cheapest way that the host has.
     pub fn forget(&self, pa: PhysAddr, len: u64) -> io::Result<()> {
         if let Ok(at) = self.host(pa, len as usize)
