@@ -290,6 +290,8 @@ fn unix_datagram() {
 fn pass_descriptor() {
     let (a, b) = UnixStream::pair().unwrap();
     let (mut r, w) = pipe();
+    assert!(send_descriptor(a.as_raw_fd(), w.as_raw_fd()));
+    drop(w);
     unsafe {
         let mut byte = [0_u8];
         let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
@@ -298,15 +300,6 @@ fn pass_descriptor() {
         message.msg_iov = &raw mut iov;
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
-        let c = libc::CMSG_FIRSTHDR(&raw const message);
-        (*c).cmsg_level = libc::SOL_SOCKET;
-        (*c).cmsg_type = libc::SCM_RIGHTS;
-        (*c).cmsg_len = libc::CMSG_LEN(4) as usize;
-        libc::CMSG_DATA(c).cast::<i32>().write_unaligned(w.as_raw_fd());
-        assert_eq!(libc::sendmsg(a.as_raw_fd(), &raw const message, 0), 1);
-        drop(w);
-        control = [0; 8];
         message.msg_controllen = size_of_val(&control);
         assert_eq!(libc::recvmsg(b.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC), 1);
         let c = libc::CMSG_FIRSTHDR(&raw const message);

@@ -115,7 +115,6 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     group.set_image(loaded.image);
     group.has_execed.store(true, Ordering::Relaxed);
     group.exit_signal.store(Signal::SIGCHLD.number(), Ordering::Relaxed);
-    *task.rseq.lock() = super::task::Rseq::default();
     task.signals.reset_for_exec();
     group.signals.reset_for_exec();
     group.timers.reset_for_exec();

@@ -1,5 +1,5 @@
-//! Death: exit(2), exit_group(2), what a dying task leaves and to whom, and the reaping of zombies. Owns the order of design
-//! rule 16; never decides who must die.
+//! Death: exit(2), exit_group(2), what a dying task leaves and to whom, and the reaping of zombies. Owns the order in which memory,
+//! files, kinship and notices are settled; never decides who must die.
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -32,17 +32,6 @@ pub enum RunState {
     Dead = b'X',
 }
 
-/// State registered by rseq(2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rseq {
-    /// Address of struct rseq; 0 if none.
-    pub addr: u64,
-    /// Its length.
-    pub len: u32,
-    /// The signature before abort handlers.
-    pub signature: u32,
-}
-
 /// One guest thread.
 pub struct Task {
     kernel: Arc<Kernel>,
@@ -75,8 +64,6 @@ pub struct Task {
     pub robust_list: AtomicU64,
     /// The task has handed on the priority-inheritance futexes it owned and will not look again; execve(2) begins anew.
     pub futexes_settled: AtomicBool,
-    /// rseq(2).
-    pub rseq: Mutex<Rseq>,
     /// PR_SET_PDEATHSIG.
     pub pdeath_signal: AtomicI32,
     /// PR_SET_TIMERSLACK, ns.
@@ -139,7 +126,6 @@ impl Task {
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             futexes_settled: AtomicBool::new(false),
-            rseq: Mutex::new(Rank::Leaf, Rseq::default()),
             pdeath_signal: AtomicI32::new(0),
             timer_slack: AtomicU64::new(50_000),
             start_time: AtomicU64::new(n.start_time),

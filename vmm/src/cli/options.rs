@@ -87,7 +87,7 @@ pub struct RunOptions {
 /// `bartizan doctor`.
 #[derive(Args, Debug)]
 pub struct DoctorOptions {
-    /// Print one JSON object
+    /// Print the findings as a JSON array
     #[arg(long)]
     pub json: bool,
 }
