@@ -41,7 +41,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn dir(name: &str) -> String {
-    let path = format!("/tmp/guest-{name}-{}", unsafe { libc::getpid() });
+    let path = crate::own_path(name);
     let _ = fs::remove_dir_all(&path);
     fs::create_dir(&path).unwrap();
     path
@@ -471,7 +471,7 @@ fn statx() {
 
 fn copy_up() {
     // A file that lies in the root file system can be changed by somebody allowed to, and reads back.
-    let path = "/tmp/guest-copy-up";
+    let path = &crate::own_path("copy-up");
     fs::copy("/etc/passwd", path).unwrap();
     let before = fs::read(path).unwrap();
     let mut f = fs::OpenOptions::new().append(true).open(path).unwrap();

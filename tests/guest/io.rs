@@ -109,7 +109,7 @@ fn large() {
 }
 
 fn fifo() {
-    let path = std::ffi::CString::new(format!("/tmp/guest-fifo-{}", unsafe { libc::getpid() })).unwrap();
+    let path = std::ffi::CString::new(crate::own_path("fifo")).unwrap();
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
     assert_eq!(ok(unsafe { libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_NONBLOCK) }), Err(libc::ENXIO));
     let name = path.clone();
@@ -316,7 +316,7 @@ fn pass_descriptor() {
 }
 
 fn path_listener() {
-    let path = format!("/tmp/guest-socket-{}", unsafe { libc::getpid() });
+    let path = crate::own_path("socket");
     let _ = std::fs::remove_file(&path);
     assert_eq!(UnixStream::connect(&path).unwrap_err().raw_os_error(), Some(libc::ENOENT));
     let listener = UnixListener::bind(&path).unwrap();

@@ -33,6 +33,11 @@ const AREAS: &[&[Case]] = &[
     scale::CASES,
 ];
 
+/// A path beneath `/tmp` that is this process's own: the harness runs cases of the same name side by side.
+fn own_path(name: &str) -> String {
+    format!("/tmp/guest-{name}-{}", std::process::id())
+}
+
 fn main() {
     let name = std::env::args().nth(1).unwrap_or_default();
     let mut cases = AREAS.iter().copied().flatten();

@@ -103,7 +103,7 @@ fn exec_errors() {
     assert_eq!(exec("/etc/passwd", &["x"]), libc::EACCES);
     assert_eq!(exec("/etc", &["x"]), libc::EACCES);
     assert_eq!(exec("/etc/passwd/x", &["x"]), libc::ENOTDIR);
-    let path = "/tmp/guest-bad-elf";
+    let path = &crate::own_path("bad-elf");
     for content in [
         b"".as_slice(),
         b"\x7fELF",
@@ -111,7 +111,7 @@ fn exec_errors() {
         b"plain text\n",
     ] {
         std::fs::write(path, content).unwrap();
-        let name = CString::new(path).unwrap();
+        let name = CString::new(path.as_str()).unwrap();
         unsafe { libc::chmod(name.as_ptr(), 0o755) };
         assert_eq!(exec(path, &["x"]), libc::ENOEXEC);
     }

@@ -1,6 +1,7 @@
 //! Runs every case of the guest program natively first, then in the sandbox with one and with two CPUs. A case passes
 //! where it exits with status 0; its output in the sandbox must be that of the host.
 use std::process::Output;
+use std::sync::{Arc, OnceLock};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use tests::{guest, kvm_missing, native, output, sandboxed};
@@ -15,18 +16,20 @@ fn main() {
     let names: Vec<String> = String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect();
     let mut trials = Vec::new();
     for name in names {
+        let host = Arc::new(OnceLock::new());
         for cpus in [None, Some("1"), Some("2")] {
             let label = cpus.map_or("native".to_owned(), |n| format!("sandbox_cpus_{n}"));
-            let (case, guest) = (name.clone(), guest.clone());
-            trials.push(Trial::test(format!("{name}::{label}"), move || run(&guest, &case, cpus)));
+            let (case, guest, host) = (name.clone(), guest.clone(), Arc::clone(&host));
+            trials.push(Trial::test(format!("{name}::{label}"), move || run(&guest, &case, cpus, &host)));
         }
     }
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn run(guest: &str, case: &str, cpus: Option<&str>) -> Result<(), Failed> {
+/// Runs one case; `host` is the native result, which the first trial of the case finds out for all of them.
+fn run(guest: &str, case: &str, cpus: Option<&str>, host: &OnceLock<Result<Output, String>>) -> Result<(), Failed> {
     let argv = [guest, case];
-    let host = check(output(&mut native(&argv), LIMIT)?, "natively")?;
+    let host = host.get_or_init(|| check(output(&mut native(&argv), LIMIT)?, "natively")).as_ref()?;
     if let Some(cpus) = cpus {
         if let Some(missing) = kvm_missing() {
             return Err(missing.into());
@@ -44,7 +47,7 @@ fn run(guest: &str, case: &str, cpus: Option<&str>) -> Result<(), Failed> {
     Ok(())
 }
 
-fn check(output: Output, place: &str) -> Result<Output, Failed> {
+fn check(output: Output, place: &str) -> Result<Output, String> {
     if output.status.success() {
         return Ok(output);
     }
@@ -53,6 +56,5 @@ fn check(output: Output, place: &str) -> Result<Output, Failed> {
         output.status,
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
-    )
-    .into())
+    ))
 }

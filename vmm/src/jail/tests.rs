@@ -7,9 +7,21 @@ use super::*;
 /// Each case runs in a process of its own, which this test binary becomes again with a variable set.
 const CASE: &str = "BARTIZAN_JAIL_CASE";
 
+/// The file that a case reads; the parent makes it and takes it away, since the jail lets the child do neither.
+const FILE: &str = "BARTIZAN_JAIL_FILE";
+
 fn child(case: &str) -> std::process::Output {
     let exe = std::env::current_exe().unwrap();
-    Command::new(exe).args(["--exact", "jail::tests::case", "--nocapture"]).env(CASE, case).output().unwrap()
+    let file = std::env::temp_dir().join(format!("bartizan-jail-{case}-{}", std::process::id()));
+    fs::write(&file, "x").unwrap();
+    let output = Command::new(exe)
+        .args(["--exact", "jail::tests::case", "--nocapture"])
+        .env(CASE, case)
+        .env(FILE, &file)
+        .output()
+        .unwrap();
+    fs::remove_file(file).unwrap();
+    output
 }
 
 fn jail(refusal: Refusal) {
@@ -21,8 +33,7 @@ fn jail(refusal: Refusal) {
 #[test]
 fn case() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let file = std::env::temp_dir().join(format!("bartizan-jail-{}", std::process::id()));
-    fs::write(&file, "x").unwrap();
+    let file = std::env::var_os(FILE).unwrap();
     match case.as_str() {
         "files" => {
             jail(Refusal::Kill);
