@@ -2,6 +2,7 @@
 use std::sync::{Arc, OnceLock};
 
 use guest_abi::Errno;
+use rustix::thread::{MembarrierCommand, membarrier};
 use sentry::platform::{CpuModel, Exit, Fpu, GuestSpace, Memory, Platform, TscClock, UserContext};
 
 use crate::clock::Clock;
@@ -42,6 +43,8 @@ impl KvmPlatform {
         if cpus >= caps.max_vcpus.min(256) {
             return Err(PlatformError::TooManyCpus(cpus, caps.max_vcpus.min(256) - 1));
         }
+        membarrier(MembarrierCommand::RegisterPrivateExpedited)
+            .map_err(|e| PlatformError::Host("register for memory barriers", e.into()))?;
         let (machine, report) = self_test::run(&kvm, caps, cpus, config.memory_limit)?;
         let clock = Clock::new(report.tsc_khz, report.tsc_usable);
         Ok(Arc::new(KvmPlatform { pool: Pool::new(machine, cpus), clock, report, deadline: OnceLock::new() }))
@@ -117,16 +120,10 @@ impl Platform for KvmPlatform {
     }
 
     fn memory_barrier(&self) {
-        use rustix::thread::{MembarrierCommand, membarrier};
-        // The host interrupts the CPUs that run our threads, those in a guest included: leaving it is the barrier.
-        let done = membarrier(MembarrierCommand::PrivateExpedited).or_else(|_| {
-            membarrier(MembarrierCommand::RegisterPrivateExpedited)?;
-            membarrier(MembarrierCommand::PrivateExpedited)
-        });
-        if done.is_err() {
-            for cpu in 0..self.pool.cpus() {
-                self.pool.kick(cpu);
-            }
+        // The host interrupts the CPUs that run our threads, those in a guest included: leaving it is the barrier. A
+        // process that has registered is refused nothing.
+        if let Err(e) = membarrier(MembarrierCommand::PrivateExpedited) {
+            log::error!("the host refused a memory barrier: {e}");
         }
     }
 

@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 use std::io;
 use std::os::fd::AsRawFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use kvm_bindings::{kvm_device_attr, kvm_regs, kvm_run, kvm_sregs, kvm_vcpu_events__bindgen_ty_1, kvm_xcrs, kvm_xsave};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd, VmFd};
@@ -39,7 +40,7 @@ pub enum RunExit {
 #[derive(Clone, Copy)]
 pub struct RunPage(NonNull<kvm_run>);
 
-// SAFETY: only `immediate_exit` is written through it, one byte, by volatile stores that race benignly with the kernel.
+// SAFETY: only `immediate_exit` is written through it, one byte, atomically.
 unsafe impl Send for RunPage {}
 // SAFETY: as above.
 unsafe impl Sync for RunPage {}
@@ -47,8 +48,10 @@ unsafe impl Sync for RunPage {}
 impl RunPage {
     /// Sets or clears `immediate_exit`. The vCPU must still exist.
     pub fn set_immediate_exit(self, on: bool) {
-        // SAFETY: the page stays mapped for as long as the vCPU lives, which the caller promises.
-        unsafe { ptr::write_volatile(&raw mut (*self.0.as_ptr()).immediate_exit, u8::from(on)) };
+        // SAFETY: the page stays mapped for as long as the vCPU lives, which the caller promises; the byte is accessed
+        // through such atomics only, and read by the kernel.
+        let flag = unsafe { AtomicU8::from_ptr(&raw mut (*self.0.as_ptr()).immediate_exit) };
+        flag.store(u8::from(on), Ordering::SeqCst);
     }
 
     /// The address, for an atomic slot.

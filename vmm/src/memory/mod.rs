@@ -124,11 +124,6 @@ impl GuestMemory {
         self.tables.set_shadow(shadow);
     }
 
-    /// Names a hook that calls its argument while no vCPU is in the guest; used around dropping all shadow pages. Optional.
-    pub fn set_quiesce(&self, hook: tables::Quiesce) {
-        self.tables.set_quiesce(hook);
-    }
-
     fn entry(&self, pa: PhysAddr, index: usize) -> &AtomicU64 {
         assert!(index < 512 && pa.0.is_multiple_of(PAGE_SIZE) && self.tables.contains(pa), "{pa:?} is no page table");
         #[allow(clippy::cast_ptr_alignment)] // page-aligned, as just asserted

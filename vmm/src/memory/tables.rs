@@ -4,7 +4,6 @@
 //! A KVM that shadows guest page tables remembers its shadows by guest frame number: a page used again for another table would
 //! show the old entries. There, dead pages wait in quarantine until all shadows are dropped at once, which deleting any memory
 //! slot does (KVM_X86_QUIRK_SLOT_ZAP_ALL, KVM API documentation).
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_abi::Errno;
@@ -32,16 +31,13 @@ struct Lists {
     quarantine: Vec<PhysAddr>,
 }
 
-/// Calls its argument while no vCPU is in the guest.
-pub type Quiesce = Box<dyn Fn(&mut dyn FnMut()) + Send + Sync>;
-
 /// The allocator of page-table pages.
 pub struct Tables {
     area: Area,
     lists: Mutex<Lists>,
     shadow: AtomicBool,
-    quiesce: OnceLock<Quiesce>,
-    tripwire: u32,
+    /// The number of the slot whose deletion drops all shadows; held by whoever is at it.
+    tripwire: Mutex<u32>,
 }
 
 impl Tables {
@@ -51,8 +47,7 @@ impl Tables {
             area: Area::new(TABLES, 8 << 20, 256 << 20, true),
             lists: Mutex::new(Rank::Frames, Lists::default()),
             shadow: AtomicBool::new(true),
-            quiesce: OnceLock::new(),
-            tripwire: registry.number(),
+            tripwire: Mutex::new(Rank::PageTable, registry.number()),
         }
     }
 
@@ -64,11 +59,6 @@ impl Tables {
     /// Whether KVM shadows page tables.
     pub fn shadow(&self) -> bool {
         self.shadow.load(Ordering::Relaxed)
-    }
-
-    /// See [`Quiesce`], set once; without it shadows are dropped while vCPUs run, which KVM orders itself.
-    pub fn set_quiesce(&self, hook: Quiesce) {
-        let _ = self.quiesce.set(hook);
     }
 
     /// Whether `pa` is a page of this area.
@@ -123,23 +113,15 @@ impl Tables {
         self.lists.lock().quarantine.len()
     }
 
-    /// Makes KVM forget every shadow page, and frees what was in quarantine when it began.
+    /// Makes KVM forget every shadow page, while vCPUs run (KVM orders the two), and frees what was in quarantine when it began.
     pub fn drop_shadows(&self, registry: &Registry, region: &Region, budget: &Budget) {
         let pages = core::mem::take(&mut self.lists.lock().quarantine);
         if pages.is_empty() {
             return;
         }
-        if self.shadow.load(Ordering::Relaxed) {
-            let mut dropped = false;
-            let mut drop_all = || dropped = self.trip(registry, region);
-            match self.quiesce.get() {
-                Some(hook) => hook(&mut drop_all),
-                None => drop_all(),
-            }
-            if !dropped {
-                self.lists.lock().quarantine.extend(pages);
-                return;
-            }
+        if self.shadow.load(Ordering::Relaxed) && !self.trip(registry, region) {
+            self.lists.lock().quarantine.extend(pages);
+            return;
         }
         budget.give(pages.len() as u64);
         let mut lists = self.lists.lock();
@@ -157,9 +139,9 @@ impl Tables {
     /// Adds and deletes a one-page slot that the guest never uses.
     fn trip(&self, registry: &Registry, region: &Region) -> bool {
         let pa = PhysAddr(TABLES.base - (2 << 20));
-        let done = registry
-            .set(region, self.tripwire, pa, PAGE_SIZE)
-            .and_then(|()| registry.set(region, self.tripwire, pa, 0));
+        let slot = self.tripwire.lock();
+        let done = registry.set(region, *slot, pa, PAGE_SIZE).and_then(|()| registry.set(region, *slot, pa, 0));
+        drop(slot);
         if let Err(e) = &done {
             log::error!("shadow page tables cannot be dropped: {e}");
         }
