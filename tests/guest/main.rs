@@ -4,6 +4,7 @@
 //! `guest --list` prints the names; `guest NAME` runs one case and exits with 0, or says what was wrong and exits with 101.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::cast_ptr_alignment)] // each case calls Linux directly: that is what it tests
 
+mod accounting;
 mod files;
 mod hello;
 mod hostile;
@@ -29,6 +30,7 @@ const AREAS: &[&[Case]] = &[
     files::CASES,
     io::CASES,
     time::CASES,
+    accounting::CASES,
     hostile::CASES,
     scale::CASES,
 ];

@@ -1,7 +1,8 @@
 //! What the scheduler knows of a task. Owns its parameters and virtual run time.
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::CpuClock;
+use super::{CpuClock, GroupClock};
 use crate::lock::{Mutex, Rank};
 
 /// Most CPUs an affinity mask can name (CONFIG_NR_CPUS).
@@ -79,8 +80,8 @@ const WEIGHTS: [u64; 40] = [
 ];
 
 impl Entity {
-    /// A new entity with default parameters on `cpus` workers.
-    pub fn new(cpus: usize) -> Entity {
+    /// A new entity with default parameters on `cpus` workers; its CPU time counts for `group` too.
+    pub fn new(cpus: usize, group: Arc<GroupClock>) -> Entity {
         Entity {
             vruntime: AtomicU64::new(0),
             nice: AtomicI32::new(0),
@@ -88,13 +89,13 @@ impl Entity {
             pinned: AtomicU32::new(0),
             affinity: Mutex::new(Rank::Leaf, CpuSet::first(cpus)),
             policy: Mutex::new(Rank::Leaf, Policy { number: 0, priority: 0, reset_on_fork: false }),
-            clock: CpuClock::default(),
+            clock: CpuClock::new(group),
         }
     }
 
-    /// What a child of this entity starts with.
+    /// What a child of this entity starts with, of the group with clock `group`.
     #[must_use]
-    pub fn inherit(&self) -> Entity {
+    pub fn inherit(&self, group: Arc<GroupClock>) -> Entity {
         let mut policy = self.policy();
         let mut nice = self.nice();
         if policy.reset_on_fork {
@@ -111,7 +112,7 @@ impl Entity {
             pinned: AtomicU32::new(self.pinned.load(Relaxed)),
             affinity: Mutex::new(Rank::Leaf, self.affinity()),
             policy: Mutex::new(Rank::Leaf, policy),
-            clock: CpuClock::default(),
+            clock: CpuClock::new(group),
         }
     }
 

@@ -6,6 +6,6 @@ pub mod cpu_clock;
 pub mod entity;
 mod worker;
 
-pub use cpu_clock::{CpuClock, Usage, UsageValue};
+pub use cpu_clock::{CpuClock, GroupClock, Usage, UsageValue};
 pub use entity::{CpuSet, Entity, Policy};
 pub use worker::{Scheduler, current_cpu, yield_now};

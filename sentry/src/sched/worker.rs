@@ -358,16 +358,13 @@ impl Shared {
         worker.running_vruntime.store(vruntime, Ordering::Relaxed);
         worker.resched.store(false, Ordering::SeqCst);
         self.disarm(cpu, worker);
-        let usage = &entity.clock.usage;
-        let before = (usage.user.load(Ordering::Relaxed), usage.system.load(Ordering::Relaxed));
+        let before = entity.clock.times(start);
         let rescheduled = ready.run();
         // The task may already run elsewhere: what it uses there is counted here, which only shifts it between CPUs.
-        let ran = |counter: &AtomicU64, before: u64| counter.load(Ordering::Relaxed).saturating_sub(before);
-        worker.user.fetch_add(ran(&usage.user, before.0), Ordering::Relaxed);
-        worker.system.fetch_add(ran(&usage.system, before.1), Ordering::Relaxed);
-        let switches =
-            if rescheduled { &entity.clock.usage.involuntary_switches } else { &entity.clock.usage.voluntary_switches };
-        switches.fetch_add(1, Ordering::Relaxed);
+        let after = entity.clock.times(self.platform.monotonic());
+        worker.user.fetch_add(after.0.saturating_sub(before.0), Ordering::Relaxed);
+        worker.system.fetch_add(after.1.saturating_sub(before.1), Ordering::Relaxed);
+        entity.clock.count_switch(!rescheduled);
         worker.running_vruntime.store(u64::MAX, Ordering::Relaxed);
     }
 }

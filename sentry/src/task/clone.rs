@@ -224,6 +224,7 @@ fn build(
         Arc::new(group)
     };
     let shares_beside = f & VM != 0 && f & VFORK == 0;
+    let sched = Arc::new(parent.sched.inherit(group.cpu_clock.clone()));
     let task = Task::new(NewTask {
         kernel: kernel.clone(),
         group,
@@ -237,7 +238,7 @@ fn build(
         credentials: parent.credentials(),
         uts,
         comm: parent.comm(),
-        sched: Arc::new(parent.sched.inherit()),
+        sched,
         start_time: now,
     });
     task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -102,9 +102,8 @@ fn take_leadership(task: &Arc<Task>) {
 /// Puts the loaded program in place. Nothing here can fail.
 pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     let group = task.group();
-    let usage = &task.sched.clock.usage;
     if let Ok(old) = task.space() {
-        usage.max_rss.fetch_max(old.sizes().1 / 1024, Ordering::Relaxed);
+        task.sched.clock.saw_rss(old.sizes().1 / 1024);
     }
     exit::leave_memory(task, task.space().ok());
     task.futexes_settled.store(false, Ordering::Relaxed);

@@ -60,8 +60,7 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
     };
     let space = task.space().ok();
     if last && let Some(space) = &space {
-        let resident = space.sizes().1 / 1024;
-        task.sched.clock.usage.max_rss.fetch_max(resident, Ordering::Relaxed);
+        task.sched.clock.saw_rss(space.sizes().1 / 1024);
     }
     leave_memory(&task, space);
     task.set_files(Arc::new(FdTable::default()));
@@ -77,7 +76,6 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
         let kinship = kernel.kinship();
         leave_children(&task, &group, last, &kinship, &mut dropped);
         let now = kernel.timers.now();
-        group.dead_usage.add(&task.sched.clock.reading(now));
         // The rest of this poll counts for nobody.
         task.sched.clock.stop(now);
         task.set_dead();

@@ -75,7 +75,7 @@ impl Kernel {
             credentials: Arc::new(config.credentials),
             uts: self.uts.clone(),
             comm: [0; 16],
-            sched: Arc::new(Entity::new(self.sched.cpus())),
+            sched: Arc::new(Entity::new(self.sched.cpus(), group.cpu_clock.clone())),
             start_time: now,
         });
         let (path, file) = find(&task, &first, &config.envp)?;

@@ -76,7 +76,7 @@ async fn until_end(task: &Arc<Task>) -> i32 {
 }
 
 /// Runs guest code until something needs the sentry.
-fn enter(task: &Task) -> Exit {
+fn enter(task: &Arc<Task>) -> Exit {
     let kernel = task.kernel();
     let (Some(cpu), Ok(space)) = (current_cpu(), task.space()) else {
         return Exit::Broken("no virtual CPU or no memory");
@@ -115,8 +115,7 @@ fn enter(task: &Task) -> Exit {
 
 fn page_fault(task: &Arc<Task>, error: u32, cr2: u64) {
     let Ok(space) = task.space() else { return };
-    let faults = &task.sched.clock.usage.minor_faults;
-    faults.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    task.sched.clock.count_minor_fault();
     if error & PF_PROTECTION_KEY != 0 {
         // Keys are not offered, but some KVMs let a program set PKRU nevertheless: the entry is right and would fault again.
         fault::memory(task, cr2, FaultSignal::Access, error);

@@ -16,6 +16,7 @@ use crate::platform::{Fpu, UserContext};
 use crate::sched::Entity;
 use crate::signal::TaskSignals;
 use crate::time::Nanos;
+use crate::timers::cpu::CpuAlarms;
 use crate::vfs::file::Caller;
 use crate::vfs::{FdTable, FsContext};
 use crate::{Errno, Result};
@@ -55,6 +56,8 @@ pub struct Task {
     comm: Mutex<[u8; 16]>,
     /// Scheduling parameters and CPU time.
     pub sched: Arc<Entity>,
+    /// Alarms on its CPU clock.
+    pub cpu_alarms: CpuAlarms,
     /// The worker whose vCPU runs the task's guest code right now; -1 if none.
     running_on: AtomicI32,
     run_state: AtomicU8,
@@ -121,6 +124,7 @@ impl Task {
             uts: Mutex::new(Rank::Leaf, n.uts),
             comm: Mutex::new(Rank::Leaf, n.comm),
             sched: n.sched,
+            cpu_alarms: CpuAlarms::default(),
             running_on: AtomicI32::new(-1),
             run_state: AtomicU8::new(RunState::Running as u8),
             clear_child_tid: AtomicU64::new(0),

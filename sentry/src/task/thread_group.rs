@@ -9,7 +9,7 @@ use super::{Pid, PidNamespace, ProcessGroup, Session, Task};
 use crate::event::WaitQueue;
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
-use crate::sched::{Usage, UsageValue};
+use crate::sched::{GroupClock, Usage, UsageValue};
 use crate::signal::GroupSignals;
 use crate::time::Nanos;
 use crate::timers::GroupTimers;
@@ -64,8 +64,8 @@ pub struct ThreadGroup {
     pub(super) state: Mutex<State>,
     limits: Mutex<Limits>,
     image: Mutex<Arc<Image>>,
-    /// Usage of tasks that are gone.
-    pub dead_usage: Usage,
+    /// CPU time and counters of all its tasks, dead and alive.
+    pub cpu_clock: Arc<GroupClock>,
     /// Usage of children that were waited for, and of their waited-for children.
     pub children_usage: Usage,
     /// Fires (IN) when a child has news for wait(2).
@@ -105,6 +105,7 @@ impl ThreadGroup {
         exit_signal: i32,
         start_time: Nanos,
     ) -> ThreadGroup {
+        let cpu_clock = GroupClock::new(kernel.sched.cpus());
         ThreadGroup {
             kernel,
             pid,
@@ -129,7 +130,7 @@ impl ThreadGroup {
             ),
             limits: Mutex::new(Rank::Leaf, limits),
             image: Mutex::new(Rank::Leaf, image),
-            dead_usage: Usage::default(),
+            cpu_clock,
             children_usage: Usage::default(),
             child_events: WaitQueue::new(),
             task_events: WaitQueue::new(),
@@ -271,16 +272,9 @@ impl ThreadGroup {
         drop(old);
     }
 
-    /// CPU time and counters of all its tasks, dead and alive. O(tasks), as in Linux.
+    /// CPU time and counters of all its tasks, dead and alive.
     pub fn usage(&self) -> UsageValue {
-        let now = self.kernel.timers.now();
-        let mut sum = self.dead_usage.get();
-        for t in self.state.lock().tasks.values() {
-            if !t.is_dead() {
-                sum.add(&t.sched.clock.reading(now));
-            }
-        }
-        sum
+        self.cpu_clock.reading(self.kernel.timers.now())
     }
 }
 

@@ -63,6 +63,24 @@ pub enum CpuOwner {
     Group(Arc<ThreadGroup>),
 }
 
+impl CpuOwner {
+    /// The sandbox.
+    pub fn kernel(&self) -> &Arc<Kernel> {
+        match self {
+            CpuOwner::Task(t) => t.kernel(),
+            CpuOwner::Group(g) => g.kernel(),
+        }
+    }
+
+    /// User and system time up to `now`.
+    pub fn times(&self, now: Nanos) -> (Nanos, Nanos) {
+        match self {
+            CpuOwner::Task(t) => t.sched.clock.times(now),
+            CpuOwner::Group(g) => g.cpu_clock.times(now),
+        }
+    }
+}
+
 /// A CPU-time clock.
 #[derive(Clone)]
 pub struct CpuClock {
@@ -75,21 +93,10 @@ pub struct CpuClock {
 impl CpuClock {
     /// The time counted so far.
     pub fn now(&self) -> Nanos {
-        let usage = match &self.owner {
-            CpuOwner::Task(t) => t.sched.clock.reading(t.now()),
-            CpuOwner::Group(g) => g.usage(),
-        };
+        let (user, system) = self.owner.times(self.owner.kernel().timers.now());
         match self.part {
-            CpuPart::Virtual => usage.user,
-            CpuPart::Prof | CpuPart::Sched => usage.cpu(),
-        }
-    }
-
-    /// The group it belongs to.
-    pub fn group(&self) -> &Arc<ThreadGroup> {
-        match &self.owner {
-            CpuOwner::Task(t) => t.group(),
-            CpuOwner::Group(g) => g,
+            CpuPart::Virtual => user,
+            CpuPart::Prof | CpuPart::Sched => user.saturating_add(system),
         }
     }
 }

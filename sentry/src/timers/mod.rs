@@ -6,15 +6,29 @@ pub mod cpu;
 pub mod itimer;
 pub mod posix_timer;
 
+use crate::lock::{Mutex, Rank};
+
 /// The timers of a thread group.
-#[derive(Default)]
 pub struct GroupTimers {
     /// setitimer(2).
     pub interval: itimer::IntervalTimers,
     /// timer_create(2).
     pub posix: posix_timer::PosixTimers,
-    /// Alarms on the group's CPU clocks.
+    /// Alarms on the group's CPU clock.
     pub cpu: cpu::CpuAlarms,
+    /// The alarm for RLIMIT_CPU.
+    cpu_limit: Mutex<Option<cpu::CpuArmed>>,
+}
+
+impl Default for GroupTimers {
+    fn default() -> Self {
+        GroupTimers {
+            interval: itimer::IntervalTimers::default(),
+            posix: posix_timer::PosixTimers::default(),
+            cpu: cpu::CpuAlarms::default(),
+            cpu_limit: Mutex::new(Rank::Leaf, None),
+        }
+    }
 }
 
 impl GroupTimers {
@@ -27,6 +41,7 @@ impl GroupTimers {
     pub fn clear(&self) {
         self.posix.clear();
         self.interval.clear();
-        self.cpu.clear();
+        let limit = self.cpu_limit.lock().take();
+        drop(limit);
     }
 }
