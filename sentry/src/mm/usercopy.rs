@@ -121,6 +121,18 @@ impl AddressSpace {
         self.read_with(addr, buf, Access::READ)
     }
 
+    /// Copies in as much as is present and readable, without bringing in a page: for threads that must not wait for a file.
+    pub fn read_present(self: &Arc<Self>, addr: UserAddr, buf: &mut [u8]) -> usize {
+        let memory = self.memory();
+        let Some(room) = TASK_SIZE.checked_sub(addr.0) else { return 0 };
+        let len = usize::try_from(room).map_or(buf.len(), |room| buf.len().min(room));
+        let _state = self.state.read();
+        let (done, _) = self.present_pieces(addr.0, 0, len, Access::READ, &mut |pa, n, at| {
+            memory.read(pa, buf.get_mut(at..at + n).ok_or(Errno::EFAULT)?)
+        });
+        done
+    }
+
     /// Copies out as much as is writable; gives the count.
     pub fn write_partial(self: &Arc<Self>, addr: UserAddr, buf: &[u8]) -> usize {
         self.write_with(addr, buf, Access::WRITE)

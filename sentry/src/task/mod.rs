@@ -11,6 +11,7 @@ pub mod exit;
 pub mod init;
 pub mod limits;
 pub mod numbers;
+pub mod outside;
 pub mod pid;
 pub mod pid_namespace;
 pub mod pidfd;

@@ -1,5 +1,6 @@
 //! The command line: options to configuration, failures to one sentence and a status. Owns what the user reads; never what
 //! a sandbox does.
+mod control;
 mod doctor;
 mod logging;
 mod options;
@@ -67,6 +68,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let result = match cli.command {
         options::Command::Run(options) => run::run(&options),
+        options::Command::List(options) => control::list(&options),
+        options::Command::Ps(options) => control::ps(&options),
+        options::Command::Kill(options) => control::kill(&options),
         options::Command::Doctor(options) => doctor::doctor(&options),
     };
     match result {

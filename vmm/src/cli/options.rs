@@ -21,6 +21,12 @@ pub struct Cli {
 pub enum Command {
     /// Run one command in a sandbox; the exit status is the command's.
     Run(Box<RunOptions>),
+    /// List the running sandboxes that have a name.
+    List(ListOptions),
+    /// Show the processes of a named sandbox, or of all.
+    Ps(PsOptions),
+    /// Send a signal into a named sandbox.
+    Kill(KillOptions),
     /// Say what this host's KVM can do, and what is missing.
     Doctor(DoctorOptions),
 }
@@ -55,6 +61,9 @@ pub struct RunOptions {
     /// Run as this user and group [default: the caller's]
     #[arg(long, short = 'u', value_name = "UID[:GID]", value_parser = value::user)]
     pub user: Option<value::User>,
+    /// Name the sandbox, so that `bartizan list`, `ps` and `kill` find it
+    #[arg(long, value_name = "NAME", value_parser = value::name)]
+    pub name: Option<String>,
     /// Host name in the sandbox [default: bartizan]
     #[arg(long, value_name = "NAME", value_parser = value::hostname)]
     pub hostname: Option<String>,
@@ -82,6 +91,45 @@ pub struct RunOptions {
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// `bartizan list`.
+#[derive(Args, Debug)]
+pub struct ListOptions {
+    /// Print a JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bartizan ps`.
+#[derive(Args, Debug)]
+pub struct PsOptions {
+    /// The sandbox's name [default: all that run]
+    #[arg(value_name = "NAME", value_parser = value::name)]
+    pub name: Option<String>,
+    /// Show every thread
+    #[arg(long)]
+    pub threads: bool,
+    /// Print a JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bartizan kill`.
+#[derive(Args, Debug)]
+pub struct KillOptions {
+    /// The sandbox's name
+    #[arg(value_name = "NAME", value_parser = value::name)]
+    pub name: String,
+    /// A signal by name or number
+    #[arg(value_name = "SIGNAL", value_parser = value::signal, default_value = "TERM")]
+    pub signal: i32,
+    /// The process, by its number as `bartizan ps` shows it [default: the command]
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "all")]
+    pub pid: Option<i32>,
+    /// Every process
+    #[arg(long)]
+    pub all: bool,
 }
 
 /// `bartizan doctor`.

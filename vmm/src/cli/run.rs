@@ -78,6 +78,7 @@ fn config(options: &RunOptions, trace: Option<Trace>) -> Result<SandboxConfig, F
         timeout: options.timeout,
         trace,
         refusal: if options.log >= log::LevelFilter::Debug { Refusal::Report } else { Refusal::Kill },
+        name: options.name.clone(),
         argv: options.command.iter().map(|a| a.as_bytes().to_vec()).collect(),
     })
 }

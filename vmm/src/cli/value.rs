@@ -2,6 +2,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sentry::signal::Signal;
+
 /// Bytes: a number with an optional K, M, G or T (powers of 1,024; `KiB`, `MB` and so on are read alike).
 pub fn size(text: &str) -> Result<u64, String> {
     let (number, unit) = split_number(text)?;
@@ -100,6 +102,39 @@ pub fn hostname(text: &str) -> Result<String, String> {
     if (1..=64).contains(&text.len()) { Ok(text.to_owned()) } else { Err("a host name has 1 to 64 bytes".to_owned()) }
 }
 
+/// A sandbox's name.
+pub fn name(text: &str) -> Result<String, String> {
+    if crate::control::name_is_good(text) {
+        return Ok(text.to_owned());
+    }
+    Err("a name has 1 to 64 letters, digits, '_', '.' and '-', and begins with a letter or digit".to_owned())
+}
+
+/// A signal by number or by name, with or without SIG, real-time ones as RTMIN+N and RTMAX-N.
+pub fn signal(text: &str) -> Result<i32, String> {
+    let unknown = || format!("there is no signal '{text}'");
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        return text.parse().ok().filter(|&n| Signal::new(n).is_some()).ok_or_else(unknown);
+    }
+    let upper = text.to_ascii_uppercase();
+    let bare = upper.strip_prefix("SIG").unwrap_or(&upper);
+    // The C library keeps the first two for itself.
+    let (least, most) = (i32::from(Signal::RT_MIN) + 2, i32::from(Signal::MAX));
+    let step = |rest: &str, sign: char| match rest.strip_prefix(sign) {
+        Some(n) => n.parse::<u8>().ok().map(i32::from),
+        None => rest.is_empty().then_some(0),
+    };
+    let realtime = if let Some(rest) = bare.strip_prefix("RTMIN") {
+        step(rest, '+').map(|n| least + n)
+    } else if let Some(rest) = bare.strip_prefix("RTMAX") {
+        step(rest, '-').map(|n| most - n)
+    } else {
+        let named = |n: &i32| Signal::new(*n).is_some_and(|s| s.name().strip_prefix("SIG") == Some(bare));
+        return (1..i32::from(Signal::RT_MIN)).find(named).ok_or_else(unknown);
+    };
+    realtime.filter(|n| (least..=most).contains(n)).ok_or_else(unknown)
+}
+
 /// A log level by name.
 pub fn level(text: &str) -> Result<log::LevelFilter, String> {
     text.parse().map_err(|_| "use off, error, warn, info, debug or trace".to_owned())
@@ -133,6 +168,18 @@ mod tests {
         assert_eq!(bind("/a:/b:ro"), Ok(Bind { source: "/a".into(), target: "/b".into(), read_only: true }));
         assert!(!bind("a:/b").unwrap().read_only);
         assert!(bind("/a").is_err() && bind("/a:b").is_err() && bind("/a:/b:xx").is_err());
+    }
+
+    #[test]
+    fn signals() {
+        for (text, number) in
+            [("9", 9), ("TERM", 15), ("sigkill", 9), ("SIGRTMIN", 34), ("RTMIN+1", 35), ("RTMAX-0", 64), ("IO", 29)]
+        {
+            assert_eq!(signal(text), Ok(number), "{text}");
+        }
+        for bad in ["", "0", "65", "FOO", "RT", "SIG", "RTMIN+31", "RTMIN-1", "9x", "-9", "RTMAX+1"] {
+            assert!(signal(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 use std::collections::BTreeMap;
 use std::mem::size_of;
+use std::os::fd::RawFd;
 
 use kvm_bindings as kvm;
 use seccompiler::{
@@ -137,7 +138,7 @@ fn one(arg: u8, len: Len, op: Op, value: u64) -> Result<SeccompRule, JailError> 
 }
 
 /// Calls that are allowed with some arguments only.
-fn conditional(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> Result<(), JailError> {
+fn conditional(rules: &mut BTreeMap<i64, Vec<SeccompRule>>, listener: Option<RawFd>) -> Result<(), JailError> {
     let requests = KVM_REQUESTS
         .iter()
         .copied()
@@ -167,14 +168,22 @@ fn conditional(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> Result<(), JailEr
     let kind = |k: u32| one(2, Len::Dword, Op::MaskedEq(u64::from(libc::S_IFMT)), u64::from(k));
     rules.insert(libc::SYS_mknodat, vec![kind(libc::S_IFIFO)?, kind(libc::S_IFSOCK)?]);
 
+    // Clients of the control socket: taken from that one listening socket, and asked who they are.
+    if let Some(fd) = listener {
+        rules.insert(libc::SYS_accept4, vec![one(0, Len::Dword, Op::Eq, fd as u64)?]);
+        let level = when(1, Len::Dword, Op::Eq, libc::SOL_SOCKET as u64)?;
+        let option = when(2, Len::Dword, Op::Eq, libc::SO_PEERCRED as u64)?;
+        rules.insert(libc::SYS_getsockopt, vec![rule(vec![level, option])?]);
+    }
+
     // The name of a thread.
     rules.insert(libc::SYS_prctl, vec![one(0, Len::Dword, Op::Eq, libc::PR_SET_NAME as u64)?]);
     Ok(())
 }
 
-fn program(refusal: Refusal) -> Result<BpfProgram, JailError> {
+fn program(refusal: Refusal, listener: Option<RawFd>) -> Result<BpfProgram, JailError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|(nr, _)| (*nr, Vec::new())).collect();
-    conditional(&mut rules)?;
+    conditional(&mut rules, listener)?;
     let refused = match refusal {
         Refusal::Kill => SeccompAction::KillProcess,
         Refusal::Report => SeccompAction::Trap,
@@ -216,8 +225,8 @@ extern "C" fn on_refusal(_signal: i32, info: *mut libc::siginfo_t, context: *mut
 }
 
 /// Puts the list in force for every thread of the process, for good. Afterwards nothing can be opened but beneath the trees,
-/// and no thread, process or executable memory made.
-pub fn restrict_calls(refusal: Refusal) -> Result<(), JailError> {
+/// and no thread, process or executable memory made. `listener` is the control socket, if there is one.
+pub fn restrict_calls(refusal: Refusal, listener: Option<RawFd>) -> Result<(), JailError> {
     if refusal == Refusal::Report {
         // SAFETY: zero is a valid sigaction.
         let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
@@ -226,5 +235,5 @@ pub fn restrict_calls(refusal: Refusal) -> Result<(), JailError> {
         // SAFETY: the structure is valid and the handler async-signal-safe.
         unsafe { libc::sigaction(libc::SIGSYS, &raw const action, core::ptr::null_mut()) };
     }
-    seccompiler::apply_filter_all_threads(&program(refusal)?).map_err(failed)
+    seccompiler::apply_filter_all_threads(&program(refusal, listener)?).map_err(failed)
 }

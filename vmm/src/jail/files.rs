@@ -36,7 +36,13 @@ pub fn restrict_files(paths: &Paths) -> Result<(), JailError> {
         .and_then(|r| r.scope(Scope::from_all(KNOWN)))
         .and_then(Ruleset::create)
         .map_err(failed)?;
-    for (list, access) in [(&paths.readable, read), (&paths.writable, write)] {
+    let lists = [
+        (&paths.readable, read),
+        (&paths.writable, write),
+        (&paths.emptied, AccessFs::RemoveFile.into()),
+        (&paths.thinned, AccessFs::RemoveDir.into()),
+    ];
+    for (list, access) in lists {
         for path in list {
             ruleset = ruleset.add_rule(rule(path, access)?).map_err(failed)?;
         }

@@ -15,6 +15,10 @@ pub struct Paths {
     pub readable: Vec<PathBuf>,
     /// Directories and files for reading and writing.
     pub writable: Vec<PathBuf>,
+    /// Directories whose files may be removed.
+    pub emptied: Vec<PathBuf>,
+    /// Directories whose empty directories may be removed.
+    pub thinned: Vec<PathBuf>,
 }
 
 /// A restriction that could not be put in place.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use guest_abi::Errno;
 
+use crate::control::ControlError;
 use crate::kvm::PlatformError;
 
 /// Why a sandbox could not start.
@@ -34,6 +35,8 @@ pub enum SandboxError {
     NotExecutable(String, Errno),
     /// The jail.
     Jail(String),
+    /// The control socket.
+    Control(ControlError),
     /// A resource of the host.
     Host(String),
 }
@@ -69,6 +72,7 @@ impl fmt::Display for SandboxError {
                 write!(f, "command '{command}' cannot be executed: {}", describe(*errno))
             }
             SandboxError::Jail(why) => write!(f, "the jail cannot be entered: {why}"),
+            SandboxError::Control(e) => e.fmt(f),
             SandboxError::Host(why) => f.write_str(why),
         }
     }

@@ -5,7 +5,7 @@ mod error;
 mod inherited;
 mod timeout;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -24,6 +24,7 @@ use sentry::vfs::{File, OpenFlags};
 
 pub use error::SandboxError;
 
+use crate::control;
 use crate::host::inherited::was_open;
 use crate::host::stream::{Stream, take_standard};
 use crate::host::tree::DirTree;
@@ -70,6 +71,8 @@ pub struct SandboxConfig {
     pub trace: Option<Trace>,
     /// What a host system call that the jail does not allow does.
     pub refusal: jail::Refusal,
+    /// The name under which `bartizan list`, `ps` and `kill` find it.
+    pub name: Option<String>,
     /// Command and arguments, not empty.
     pub argv: Vec<Vec<u8>>,
 }
@@ -92,6 +95,7 @@ pub struct Sandbox {
     workers: Vec<JoinHandle<()>>,
     timed_out: Arc<AtomicBool>,
     timeout: Option<Armed>,
+    control: Option<control::Server>,
 }
 
 /// Bytes of a worker's stack: system calls nest a few levels deep, never by what a guest says.
@@ -117,6 +121,8 @@ impl Sandbox {
         let limits = inherited::limits();
         let mask = inherited::file_mask();
         raise_descriptor_limit();
+        let claim = config.name.as_deref().map(|name| control::Runtime::make()?.claim(name)).transpose();
+        let claim = claim.map_err(SandboxError::Control)?;
         let reactor = Reactor::new().map_err(|e| SandboxError::host("make the reactor", &e))?;
         let memory_limit = config.memory.unwrap_or_else(default_memory);
         let platform = KvmPlatform::new(Config { cpus: config.cpus, memory_limit })?;
@@ -150,6 +156,7 @@ impl Sandbox {
             config.user.unwrap_or_else(|| (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()));
         let groups = if config.user.is_none() { inherited::groups() } else { Vec::new() };
         let credentials = Credentials::new(uid, gid, groups);
+        let command = config.argv.iter().map(|a| String::from_utf8_lossy(a).into_owned()).collect();
         let init = InitConfig {
             argv: config.argv,
             envp: config.env,
@@ -176,11 +183,22 @@ impl Sandbox {
             }
         };
         // Threads started from here on are under the same restriction.
-        jail::restrict_files(&jail::Paths { readable, writable }).map_err(|e| SandboxError::Jail(e.to_string()))?;
+        let mut paths = jail::Paths { readable, writable, ..jail::Paths::default() };
+        if let Some((claim, _)) = &claim {
+            paths.emptied.push(claim.path().to_owned());
+            paths.thinned.push(claim.parent().to_owned());
+        }
+        jail::restrict_files(&paths).map_err(|e| SandboxError::Jail(e.to_string()))?;
         reactor.start(FORWARDED, callbacks).map_err(|e| SandboxError::host("start the reactor thread", &e))?;
         let workers = start_workers(&kernel, &platform, config.cpus)?;
-        let mut sandbox = Sandbox { kernel: kernel.clone(), reactor, workers, timed_out, timeout: None };
-        let started = jail::restrict_calls(config.refusal)
+        let mut sandbox = Sandbox { kernel: kernel.clone(), reactor, workers, timed_out, timeout: None, control: None };
+        let mut listening = None;
+        if let Some((claim, listener)) = claim {
+            listening = Some(listener.as_raw_fd());
+            let server = control::Server::start(&kernel, claim, listener, control::Facts { command });
+            sandbox.control = Some(server.map_err(|e| SandboxError::host("start the control thread", &e))?);
+        }
+        let started = jail::restrict_calls(config.refusal, listening)
             .map_err(|e| SandboxError::Jail(e.to_string()))
             .and_then(|()| command::spawn(&kernel, init));
         if let Err(error) = started {
@@ -210,6 +228,7 @@ impl Sandbox {
 
     fn stop(&mut self) {
         self.timeout = None;
+        self.control = None;
         self.kernel.shutdown();
         for worker in self.workers.drain(..) {
             let _ = worker.join();

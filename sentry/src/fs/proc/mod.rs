@@ -3,6 +3,7 @@
 mod cpuinfo;
 mod fd;
 mod file;
+pub mod listing;
 mod maps;
 mod node;
 mod ns;
