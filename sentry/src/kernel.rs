@@ -10,6 +10,7 @@ use crate::futex::Futexes;
 use crate::loader::vdso::Vdso;
 use crate::lock::{Mutex, MutexGuard, Rank};
 use crate::ns::net::NetNamespace;
+use crate::ns::ucounts::Ucounts;
 use crate::ns::uts::UtsNamespace;
 use crate::platform::Platform;
 use crate::sched::Scheduler;
@@ -17,6 +18,7 @@ use crate::signal::queue::PendingCounts;
 use crate::syscalls::dispatch::Dispatch;
 use crate::syscalls::strace::Trace;
 use crate::task::ThreadGroup;
+use crate::task::nsproxy::NsProxy;
 use crate::task::pid_namespace::PidNamespace;
 use crate::task::run::SystemCalls;
 use crate::time::timer::Timers;
@@ -71,6 +73,8 @@ pub struct Kernel {
     pub uts: Arc<UtsNamespace>,
     /// The initial network namespace.
     pub net: Arc<NetNamespace>,
+    /// Namespaces per user.
+    pub ucounts: Arc<Ucounts>,
     /// Queued signals per user (RLIMIT_SIGPENDING).
     pub pending_counts: PendingCounts,
     /// The vDSO; None if it could not be made: programs make system calls instead.
@@ -83,6 +87,7 @@ pub struct Kernel {
     pub shmem: Arc<TmpShared>,
     /// The initial mount namespace; set with the first process, and kept for as long as the sandbox.
     pub mounts: OnceLock<Arc<MountNamespace>>,
+    first_ns: OnceLock<Arc<NsProxy>>,
     /// Configuration.
     pub config: KernelConfig,
     /// CLOCK_MONOTONIC at the start of the sandbox: the guest's boot time is this.
@@ -112,7 +117,8 @@ impl Kernel {
             stats: Stats::new(platform.cpus()),
             root_pid_ns,
             uts: Arc::new(UtsNamespace::new(config.hostname.clone())),
-            net: NetNamespace::new(),
+            net: NetNamespace::new(None),
+            ucounts: Ucounts::new(),
             pending_counts: PendingCounts::default(),
             futexes: Futexes::default(),
             vdso: Vdso::new(&*platform).ok(),
@@ -127,6 +133,7 @@ impl Kernel {
             user_tasks: Mutex::new(Rank::Leaf, HashMap::new()),
             trace: OnceLock::new(),
             mounts: OnceLock::new(),
+            first_ns: OnceLock::new(),
             init: OnceLock::new(),
             exit: parking_lot::Mutex::new(None),
             exited: Condvar::new(),
@@ -161,6 +168,15 @@ impl Kernel {
     /// The first process.
     pub fn init(&self) -> Option<Arc<ThreadGroup>> {
         self.init.get().and_then(Weak::upgrade)
+    }
+
+    /// The namespaces that the first process began with.
+    pub fn first_ns(&self) -> Option<&Arc<NsProxy>> {
+        self.first_ns.get()
+    }
+
+    pub(crate) fn set_first_ns(&self, first: &Arc<NsProxy>) {
+        let _ = self.first_ns.set(first.clone());
     }
 
     pub(crate) fn set_init(&self, group: &Arc<ThreadGroup>) {

@@ -10,6 +10,9 @@ mod hello;
 mod hostile;
 mod io;
 mod memory;
+mod namespaces;
+mod pidfd;
+mod pidns;
 mod process;
 mod scale;
 mod signals;
@@ -25,6 +28,9 @@ const AREAS: &[&[Case]] = &[
     hello::CASES,
     memory::CASES,
     process::CASES,
+    pidns::CASES,
+    namespaces::CASES,
+    pidfd::CASES,
     threads::CASES,
     signals::CASES,
     files::CASES,

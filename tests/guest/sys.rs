@@ -30,6 +30,34 @@ pub fn fork(child: impl FnOnce() -> i32) -> i32 {
     pid
 }
 
+/// clone(2) as fork with further flags; the child runs `child` and exits with what it gives.
+pub fn clone(flags: u64, child: impl FnOnce() -> i32) -> Result<i32, i32> {
+    let pid = call(libc::SYS_clone, [flags | libc::SIGCHLD as u64, 0, 0, 0, 0, 0])?;
+    if pid == 0 {
+        let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(101);
+        unsafe { libc::_exit(status) }
+    }
+    Ok(pid as i32)
+}
+
+/// A pipe: where to read, where to write.
+pub fn pipe() -> (i32, i32) {
+    let mut fds = [0; 2];
+    assert_eq!(unsafe { libc::pipe(fds.as_mut_ptr()) }, 0);
+    (fds[0], fds[1])
+}
+
+/// Waits for a byte.
+pub fn read_byte(fd: i32) {
+    let mut byte = [0_u8];
+    assert_eq!(unsafe { libc::read(fd, byte.as_mut_ptr().cast(), 1) }, 1, "read: {}", errno());
+}
+
+/// Sends a byte.
+pub fn write_byte(fd: i32) {
+    assert_eq!(unsafe { libc::write(fd, b"x".as_ptr().cast(), 1) }, 1, "write: {}", errno());
+}
+
 /// Waits for a child; its raw status.
 pub fn wait(pid: i32) -> i32 {
     let mut status = 0;

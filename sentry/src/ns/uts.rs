@@ -1,4 +1,5 @@
 //! The UTS namespace: host and domain name (uts_namespaces(7)).
+use super::ucounts::Charge;
 use crate::lock::{Mutex, Rank};
 
 /// What uname(2) calls the release: the interface level that programs may expect.
@@ -8,13 +9,31 @@ pub const VERSION: &str = "#1 SMP PREEMPT_DYNAMIC";
 
 /// Host and domain name.
 pub struct UtsNamespace {
+    number: u64,
+    _charge: Option<Charge>,
     names: Mutex<(Vec<u8>, Vec<u8>)>,
 }
 
 impl UtsNamespace {
     /// A namespace with the given host name and the domain name `(none)`.
     pub fn new(hostname: Vec<u8>) -> UtsNamespace {
-        UtsNamespace { names: Mutex::new(Rank::Leaf, (hostname, b"(none)".to_vec())) }
+        UtsNamespace {
+            number: super::next_number(),
+            _charge: None,
+            names: Mutex::new(Rank::Leaf, (hostname, b"(none)".to_vec())),
+        }
+    }
+
+    /// A copy with the same names (CLONE_NEWUTS).
+    #[must_use]
+    pub fn copy(&self, charge: Charge) -> UtsNamespace {
+        let names = self.names.lock().clone();
+        UtsNamespace { number: super::next_number(), _charge: Some(charge), names: Mutex::new(Rank::Leaf, names) }
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Host name and domain name.

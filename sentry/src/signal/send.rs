@@ -54,6 +54,17 @@ impl Sender<'_> {
     }
 }
 
+/// Whom a signal is meant for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Directed {
+    /// One task.
+    Task,
+    /// A thread group.
+    Group,
+    /// Every member of a process group.
+    ProcessGroup,
+}
+
 /// Where a signal is queued.
 #[derive(Clone, Copy)]
 enum Queue<'a> {

@@ -121,7 +121,7 @@ fn bind_abstract(net: &Arc<NetNamespace>, socket: &Weak<UnixSocket>, name: &[u8]
 
 /// Picks a free abstract name of five hexadecimal digits.
 pub fn autobind(task: &Task, socket: &Weak<UnixSocket>) -> Result<Binding> {
-    let net = &task.kernel().net;
+    let net = &task.net();
     let mut seed = [0; 4];
     task.kernel().platform.random(&mut seed);
     let first = u32::from_ne_bytes(seed);
@@ -139,7 +139,7 @@ pub fn autobind(task: &Task, socket: &Weak<UnixSocket>) -> Result<Binding> {
 pub fn bind(task: &Arc<Task>, socket: &Weak<UnixSocket>, addr: &[u8]) -> Result<Binding> {
     match parse(addr)? {
         Name::Unnamed => autobind(task, socket),
-        Name::Abstract(name) => bind_abstract(&task.kernel().net, socket, name),
+        Name::Abstract(name) => bind_abstract(&task.net(), socket, name),
         Name::Path(path) => {
             let cx = Lookup::new(task.fs().get(), &**task);
             let made = crate::vfs::names::mknod(&cx, None, path, InodeKind::Socket, 0o777, 0);
@@ -158,7 +158,7 @@ pub fn find(task: &Task, addr: &[u8], kind: SocketType) -> Result<Arc<UnixSocket
         Name::Unnamed => Err(Errno::ECONNREFUSED),
         Name::Abstract(name) => {
             let key = abstract_key(kind, name);
-            let found = task.kernel().net.abstract_names.lock().get(&key).and_then(Weak::upgrade);
+            let found = task.net().abstract_names.lock().get(&key).and_then(Weak::upgrade);
             found.and_then(|s| s.downcast::<UnixSocket>().ok()).ok_or(Errno::ECONNREFUSED)
         }
         Name::Path(path) => {

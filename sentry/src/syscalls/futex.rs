@@ -189,7 +189,7 @@ fn set_robust_list(task: &Arc<Task>, head: UserAddr, len: u64) -> Result<u64> {
 
 fn get_robust_list(task: &Arc<Task>, pid: i32, head: UserPtr<u64>, len: UserPtr<u64>) -> Result<u64> {
     let target = if pid == 0 { task.clone() } else { task.pid_namespace().task(pid).ok_or(Errno::ESRCH)? };
-    super::ids::may_inspect(task, &target)?;
+    crate::task::access::may_inspect(task, &target)?;
     let space = task.space()?;
     space.write(len, &robust::HEAD_LEN)?;
     space.write(head, &target.robust_list.load(Ordering::Relaxed))?;

@@ -1,6 +1,5 @@
 //! Who a process is: process ids, process groups, sessions, user and group ids, capabilities.
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use guest_abi::{UserAddr, UserPtr};
 
@@ -38,24 +37,6 @@ pub const ROWS: &[Row] = &[
     row!(125, capget(header: UserPtr<[u32; 2]>, data: UserAddr), fast capget, Full),
     row!(126, capset(header: UserPtr<[u32; 2]>, data: UserAddr), fast capset, Full),
 ];
-
-/// Whether `task` may look into `target` as ptrace(2)'s PTRACE_MODE_READ with real ids; EPERM if not.
-pub fn may_inspect(task: &Arc<Task>, target: &Arc<Task>) -> Result<()> {
-    if Arc::ptr_eq(task.group(), target.group()) {
-        return Ok(());
-    }
-    let (own, other) = (task.credentials(), target.credentials());
-    if own.has(Caps::SYS_PTRACE) {
-        return Ok(());
-    }
-    let same = [other.uid, other.euid, other.suid].iter().all(|&u| u == own.uid)
-        && [other.gid, other.egid, other.sgid].iter().all(|&g| g == own.gid);
-    if same && target.group().dumpable.load(Ordering::Relaxed) == 1 && own.permitted.contains(other.permitted) {
-        Ok(())
-    } else {
-        Err(Errno::EPERM)
-    }
-}
 
 fn getpid(task: &Arc<Task>) -> Result<u64> {
     Ok(task.group().tgid() as u64)

@@ -18,6 +18,7 @@ pub mod memory;
 pub mod message;
 pub mod mount;
 pub mod names;
+pub mod pidfd;
 pub mod pipe;
 pub mod place;
 pub mod poll;

@@ -1,30 +1,27 @@
-//! Birth, exec, death and waiting: clone(2), execve(2), exit(2), wait4(2) and their like, and pidfds.
+//! Birth, exec, death and waiting: clone(2), execve(2), exit(2), wait4(2) and their like.
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use guest_abi::types::SigInfo;
 use guest_abi::{UserAddr, UserPtr};
 use linux_raw_sys::general as raw;
 
 use super::args::{Bits, Fd, PathArg};
 use super::limits::rusage;
 use super::table::Row;
-use crate::ns::user::Caps;
 use crate::row;
-use crate::signal::{self, Sender, Signal};
+use crate::signal::Signal;
 use crate::task::clone::{CSIGNAL, CloneRequest, clone_task, flag, wait_vfork};
-use crate::task::limits::Resource;
-use crate::task::pidfd::{self, PidFd};
+use crate::task::pidfd::PidFd;
 use crate::task::wait::{Options, Report, Target, wait};
-use crate::task::{Pid, Task, exec, exit};
+use crate::task::{Task, access, exec, exit};
 use crate::vfs::path::{Lookup, LookupFlags, open_exec};
-use crate::vfs::{File, OpenFlags, PathRef};
+use crate::vfs::{File, PathRef};
 use crate::{Errno, Result};
 
 /// System calls of this area.
 pub const ROWS: &[Row] = &[
     row!(56, clone(flags: Bits, stack: u64, parent_tid: UserAddr, child_tid: UserAddr, tls: u64), slow clone, Partial,
-        "namespaces: only UTS and PID"),
+        "no user or time namespaces"),
     row!(57, fork(), fast fork, Full),
     row!(58, vfork(), slow vfork, Full),
     row!(59, execve(path: PathArg, argv: UserAddr, envp: UserAddr), slow execve, Partial, "set-id bits and file capabilities are ignored"),
@@ -34,16 +31,10 @@ pub const ROWS: &[Row] = &[
     row!(218, set_tid_address(tidptr: UserAddr), fast set_tid_address, Full),
     row!(231, exit_group(status: i32), fast exit_group, Full),
     row!(247, waitid(idtype: i32, id: i32, info: UserAddr, options: i32, rusage: UserAddr), slow waitid, Full),
-    row!(272, unshare(flags: Bits), fast unshare, Partial, "namespaces: only UTS"),
-    row!(308, setns(fd: Fd, nstype: Bits), fast setns, Partial, "EINVAL: no namespace file can be opened yet"),
     row!(312, kcmp(pid1: i32, pid2: i32, kind: i32, idx1: u64, idx2: u64), fast kcmp, Partial, "no KCMP_EPOLL_TFD"),
     row!(322, execveat(dirfd: Fd, path: PathArg, argv: UserAddr, envp: UserAddr, flags: u32), slow execveat, Partial,
         "set-id bits and file capabilities are ignored"),
-    row!(424, pidfd_send_signal(pidfd: Fd, sig: i32, info: UserPtr<SigInfo>, flags: u32), fast pidfd_send_signal, Partial,
-        "no /proc/PID directories as pidfds"),
-    row!(434, pidfd_open(pid: i32, flags: u32), fast pidfd_open, Partial, "no PIDFD_THREAD"),
-    row!(435, clone3(args: UserAddr, size: usize), slow clone3, Partial, "namespaces: only UTS and PID; no CLONE_INTO_CGROUP"),
-    row!(438, pidfd_getfd(pidfd: Fd, targetfd: i32, flags: u32), fast pidfd_getfd, Full),
+    row!(435, clone3(args: UserAddr, size: usize), slow clone3, Partial, "no user or time namespaces; no cgroup for CLONE_INTO_CGROUP"),
 ];
 
 async fn start(task: &Arc<Task>, request: CloneRequest) -> Result<u64> {
@@ -122,11 +113,19 @@ fn read_clone_args(task: &Arc<Task>, args: UserAddr, size: usize) -> Result<Clon
     let mut next = || words.next().unwrap_or(0);
     let (flags, pidfd, child_tid, parent_tid) = (next(), next(), next(), next());
     let (exit_signal, stack, stack_size, tls) = (next(), next(), next(), next());
-    let (set_tid, set_tid_size, _cgroup) = (next(), next(), next());
+    let (set_tid, set_tid_size, cgroup) = (next(), next(), next());
     if set_tid_size > crate::task::pid_namespace::MAX_LEVEL as u64 || (set_tid == 0) != (set_tid_size == 0) {
         return Err(Errno::EINVAL);
     }
-    if exit_signal > 64 || flags & !(0xffff_ffff | flag::CLEAR_SIGHAND | flag::INTO_CGROUP) != 0 {
+    if exit_signal > 64 || (flags & flag::INTO_CGROUP != 0 && (cgroup > i32::MAX as u64 || size < CLONE_ARGS * 8)) {
+        return Err(Errno::EINVAL);
+    }
+    let set_tid = if set_tid == 0 {
+        Vec::new()
+    } else {
+        space.read_array(UserPtr::<i32>::new(UserAddr(set_tid)), set_tid_size as usize)?
+    };
+    if flags & !(0xffff_ffff | flag::CLEAR_SIGHAND | flag::INTO_CGROUP) != 0 {
         return Err(Errno::EINVAL);
     }
     if flags & (flag::DETACHED | (CSIGNAL & !flag::NEWTIME)) != 0 {
@@ -139,20 +138,6 @@ fn read_clone_args(task: &Arc<Task>, args: UserAddr, size: usize) -> Result<Clon
         return Err(Errno::EINVAL);
     }
     let top = stack.checked_add(stack_size).filter(|&t| UserAddr(stack).range_ok(t - stack)).ok_or(Errno::EINVAL)?;
-    let set_tid = if set_tid == 0 {
-        Vec::new()
-    } else {
-        let chosen = space.read_array(UserPtr::<i32>::new(UserAddr(set_tid)), set_tid_size as usize)?;
-        let levels = task.pid_namespace().level() + 1 + usize::from(flags & flag::NEWPID != 0);
-        if chosen.len() > levels {
-            return Err(Errno::EINVAL);
-        }
-        let c = task.credentials();
-        if !c.has(Caps::SYS_ADMIN) && !c.has(Caps::CHECKPOINT_RESTORE) {
-            return Err(Errno::EPERM);
-        }
-        chosen
-    };
     Ok(CloneRequest {
         flags,
         exit_signal: exit_signal as i32,
@@ -370,23 +355,12 @@ async fn waitid(
     Ok(0)
 }
 
-fn unshare(task: &Arc<Task>, flags: Bits) -> Result<u64> {
-    task.unshare(flags.0)?;
-    Ok(0)
-}
-
-fn setns(task: &Arc<Task>, fd: Fd, nstype: Bits) -> Result<u64> {
-    let file = task.files().get(fd.0)?;
-    let _ = (file, nstype);
-    Err(Errno::EINVAL)
-}
-
 fn kcmp(task: &Arc<Task>, pid1: i32, pid2: i32, kind: i32, idx1: u64, idx2: u64) -> Result<u64> {
     let ns = task.pid_namespace();
     let a = ns.task(pid1).ok_or(Errno::ESRCH)?;
     let b = ns.task(pid2).ok_or(Errno::ESRCH)?;
-    super::ids::may_inspect(task, &a)?;
-    super::ids::may_inspect(task, &b)?;
+    access::may_inspect(task, &a)?;
+    access::may_inspect(task, &b)?;
     fn order<T: ?Sized>(a: &Arc<T>, b: &Arc<T>) -> u64 {
         match Arc::as_ptr(a).cast::<()>().cmp(&Arc::as_ptr(b).cast::<()>()) {
             core::cmp::Ordering::Equal => 0,
@@ -405,64 +379,4 @@ fn kcmp(task: &Arc<Task>, pid1: i32, pid2: i32, kind: i32, idx1: u64, idx2: u64)
         5 | 6 => 0,
         _ => return Err(Errno::EINVAL),
     })
-}
-
-fn pidfd_of(file: &File) -> Result<Arc<Pid>> {
-    file.downcast::<PidFd>().map(|p| p.pid().clone()).ok_or(Errno::EBADF)
-}
-
-fn pidfd_open(task: &Arc<Task>, pid: i32, flags: u32) -> Result<u64> {
-    if flags & !OpenFlags::NONBLOCK.bits() != 0 || pid <= 0 {
-        return Err(Errno::EINVAL);
-    }
-    let ns = task.pid_namespace();
-    let pid = ns.pid(pid).ok_or(Errno::ESRCH)?;
-    if pid.group().is_none() {
-        return Err(if pid.task().is_some() { Errno::ENOENT } else { Errno::ESRCH });
-    }
-    pidfd::open(task, &pid, flags != 0).map(|fd| fd as u64)
-}
-
-fn pidfd_send_signal(task: &Arc<Task>, fd: Fd, sig: i32, info: UserPtr<SigInfo>, flags: u32) -> Result<u64> {
-    if flags != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let pid = pidfd_of(&*task.files().get(fd.0)?)?;
-    if pid.number_in(task.pid_namespace()) == 0 {
-        return Err(Errno::EINVAL);
-    }
-    let given = if info.is_null() { None } else { Some(task.space()?.read(info)?) };
-    let signal = match sig {
-        0 => None,
-        n => Some(Signal::new(n).ok_or(Errno::EINVAL)?),
-    };
-    let group = pid.group().ok_or(Errno::ESRCH)?;
-    if let Some(i) = &given {
-        if i.signo != sig {
-            return Err(Errno::EINVAL);
-        }
-        let own = Arc::ptr_eq(&group, task.group());
-        if !own && (i.code >= 0 || i.code == signal::code::SI_TKILL) {
-            return Err(Errno::EPERM);
-        }
-    }
-    match (given, signal) {
-        (Some(i), Some(s)) => {
-            signal::send::check_permission(task, &group, signal)?;
-            signal::send_to_group(&group, s, i, Sender::Task(task))?;
-        }
-        _ => signal::send::kill_group(&group, signal, task)?,
-    }
-    Ok(0)
-}
-
-fn pidfd_getfd(task: &Arc<Task>, fd: Fd, target: i32, flags: u32) -> Result<u64> {
-    if flags != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let pid = pidfd_of(&*task.files().get(fd.0)?)?;
-    let other = pid.group().and_then(|g| g.leader()).ok_or(Errno::ESRCH)?;
-    super::ids::may_inspect(task, &other)?;
-    let file = other.files().get(target)?;
-    task.files().insert(file, true, 0, task.limit(Resource::Nofile)).map(|n| n as u64)
 }

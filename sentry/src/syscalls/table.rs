@@ -154,6 +154,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::ids::ROWS,
     super::limits::ROWS,
     super::prctl::ROWS,
+    super::pidfd::ROWS,
     super::process::ROWS,
     super::sched::ROWS,
 ];

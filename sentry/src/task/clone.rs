@@ -8,13 +8,12 @@ use linux_raw_sys::general as raw;
 
 use super::limits::Resource;
 use super::task::NewTask;
-use super::{PidNamespace, Task, ThreadGroup, run, session};
+use super::{Task, ThreadGroup, pidfd, run, session};
 use crate::event::{Events, WaitQueue};
 use crate::ns::user::Caps;
-use crate::ns::uts::UtsNamespace;
 use crate::platform::UserContext;
 use crate::signal::{GroupSignals, SignalActions};
-use crate::vfs::{FdTable, FsContext};
+use crate::vfs::{FdTable, File, FsContext};
 use crate::{Errno, Result};
 
 /// Addresses at or above this are refused as a TLS base (TASK_SIZE_MAX).
@@ -87,22 +86,6 @@ impl VforkDone {
     }
 }
 
-/// What a namespace flag needs: the capability, then the support.
-fn check_namespaces(parent: &Task, flags: u64) -> Result<()> {
-    use flag::*;
-    let all = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET | NEWCGROUP | NEWTIME;
-    if flags & NEWUSER != 0 {
-        return Err(Errno::EINVAL);
-    }
-    if flags & all != 0 && !parent.credentials().has(Caps::SYS_ADMIN) {
-        return Err(Errno::EPERM);
-    }
-    if flags & (NEWNS | NEWIPC | NEWNET | NEWCGROUP | NEWTIME) != 0 {
-        return Err(Errno::EINVAL);
-    }
-    Ok(())
-}
-
 fn check(parent: &Task, r: &CloneRequest) -> Result<()> {
     use flag::*;
     let f = r.flags;
@@ -114,13 +97,17 @@ fn check(parent: &Task, r: &CloneRequest) -> Result<()> {
     if f & PARENT != 0 && (parent.group().parent().is_none() || parent.group().tgid() == 1) {
         return Err(Errno::EINVAL);
     }
-    if both(THREAD, NEWUSER | NEWPID) || both(SIGHAND, CLEAR_SIGHAND) || both(PIDFD, DETACHED) || both(PIDFD, THREAD) {
+    if both(THREAD, NEWUSER | NEWPID) || both(SIGHAND, CLEAR_SIGHAND) || both(PIDFD, DETACHED) {
         return Err(Errno::EINVAL);
     }
-    if f & INTO_CGROUP != 0 {
-        return Err(Errno::EOPNOTSUPP);
+    // A thread lives where its group does, so nobody who has sent children elsewhere may have one.
+    if f & THREAD != 0 && !Arc::ptr_eq(&parent.nsproxy()?.pid_for_children, parent.pid_namespace()) {
+        return Err(Errno::EINVAL);
     }
-    check_namespaces(parent, f)
+    if both(NEWIPC, SYSVSEM) || f & NEWUSER != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
 }
 
 /// Makes a task. Gives it, and with CLONE_VFORK what its parent must wait for.
@@ -169,29 +156,25 @@ fn build(
     use flag::*;
     let f = r.flags;
     let context = child_context(parent, r)?;
+    let fs = parent.fs();
+    let mut fs_state = fs.get();
+    let nsproxy = parent.nsproxy()?.unshared(parent, f, &mut fs_state)?;
+    let fs = if f & FS != 0 { fs } else { Arc::new(FsContext::new(fs_state)) };
     let space = parent.space()?;
     let space = if f & VM != 0 { space } else { space.fork()? };
     let files = parent.files();
     let files = if f & FILES != 0 { files } else { Arc::new(FdTable::duplicate(&files)) };
-    let fs = parent.fs();
-    let fs = if f & FS != 0 { fs } else { Arc::new(FsContext::new(fs.get())) };
-    let uts = parent.uts();
-    let uts = if f & NEWUTS == 0 {
-        uts
-    } else {
-        let (host, domain) = uts.names();
-        let new = UtsNamespace::new(host);
-        new.set_domainname(domain);
-        Arc::new(new)
-    };
     let fpu = kernel.platform.new_fpu();
     fpu.write(&parent.fpu.read())?;
 
-    let ns =
-        if f & NEWPID == 0 { parent.pid_namespace().clone() } else { PidNamespace::nested(parent.pid_namespace())? };
     let now = kernel.timers.now();
-    let pid = ns.allocate(&r.set_tid)?;
-    let undo = Undo { pid: Some(pid.clone()), kernel: kernel.clone() };
+    let may_choose = parent.credentials().has(Caps::SYS_ADMIN) || parent.credentials().has(Caps::CHECKPOINT_RESTORE);
+    let pid = nsproxy.pid_for_children.allocate(&r.set_tid, may_choose)?;
+    let mut undo = Undo { pid: Some(pid.clone()), kernel: kernel.clone(), pidfd: None };
+    if f & INTO_CGROUP != 0 {
+        // No descriptor can be that of a cgroup.
+        return Err(Errno::EBADF);
+    }
 
     let group = if f & THREAD != 0 {
         parent.group().clone()
@@ -236,7 +219,7 @@ fn build(
         files,
         fs,
         credentials: parent.credentials(),
-        uts,
+        nsproxy,
         comm: parent.comm(),
         sched,
         start_time: now,
@@ -249,11 +232,11 @@ fn build(
     task.vfork_done.lock().clone_from(&vfork);
 
     if f & PIDFD != 0 {
-        let fd = super::pidfd::open(parent, &pid, false)?;
-        if let Err(e) = parent.space()?.write(UserPtr::new(r.pidfd), &fd) {
-            let _ = parent.files().remove(fd);
-            return Err(e);
-        }
+        let file = pidfd::new_file(&pid, f & THREAD != 0, false);
+        let table = parent.files();
+        let fd = table.insert(file.clone(), true, 0, parent.limit(Resource::Nofile))?;
+        undo.pidfd = Some((table, fd, file));
+        parent.space()?.write(UserPtr::new(r.pidfd), &fd)?;
     }
     publish(parent, &task, f).inspect_err(|_| {
         // Nobody has seen the task; its numbers go back.
@@ -275,20 +258,28 @@ fn build(
     Ok((task, vfork))
 }
 
-/// Gives numbers back unless the birth succeeds.
+/// Gives numbers and the pidfd back unless the birth succeeds.
 struct Undo {
     pid: Option<Arc<super::Pid>>,
+    pidfd: Option<(Arc<FdTable>, i32, Arc<File>)>,
     kernel: Arc<crate::Kernel>,
 }
 
 impl Undo {
     fn keep(mut self) {
         self.pid = None;
+        self.pidfd = None;
     }
 }
 
 impl Drop for Undo {
     fn drop(&mut self) {
+        if let Some((table, fd, file)) = self.pidfd.take()
+            // Another task that shares the table may have put something else there.
+            && table.get(fd).is_ok_and(|there| Arc::ptr_eq(&there, &file))
+        {
+            let _ = table.remove(fd);
+        }
         if let Some(pid) = self.pid.take() {
             let _kinship = self.kernel.kinship();
             pid.drop_task();
@@ -302,7 +293,7 @@ fn publish(parent: &Arc<Task>, task: &Arc<Task>, flags: u64) -> Result<()> {
     let kernel = task.kernel();
     let _kinship = kernel.kinship();
     let group = task.group();
-    if group.pid_namespace().exiting() {
+    if task.pid().numbers().iter().any(|(ns, _)| ns.exiting()) {
         return Err(Errno::ENOMEM);
     }
     if flags & THREAD != 0 {
@@ -368,48 +359,3 @@ pub async fn wait_vfork(task: &Task, done: &Arc<VforkDone>) {
 
 /// The exit signal of legacy clone(2), in the low byte of the flags.
 pub const CSIGNAL: u64 = raw::CSIGNAL as u64;
-
-impl Task {
-    /// unshare(2).
-    pub fn unshare(&self, flags: u64) -> Result<()> {
-        use flag::*;
-        let known = THREAD
-            | FS
-            | NEWNS
-            | SIGHAND
-            | VM
-            | FILES
-            | SYSVSEM
-            | NEWUTS
-            | NEWIPC
-            | NEWNET
-            | NEWUSER
-            | NEWPID
-            | NEWCGROUP
-            | NEWTIME;
-        if flags & !known != 0 {
-            return Err(Errno::EINVAL);
-        }
-        let alone = self.group().task_count() == 1;
-        if flags & (THREAD | SIGHAND | VM) != 0 && !alone {
-            return Err(Errno::EINVAL);
-        }
-        check_namespaces(self, flags)?;
-        if flags & NEWPID != 0 {
-            return Err(Errno::EINVAL);
-        }
-        if flags & FS != 0 {
-            self.set_fs(Arc::new(FsContext::new(self.fs().get())));
-        }
-        if flags & FILES != 0 {
-            self.set_files(Arc::new(FdTable::duplicate(&self.files())));
-        }
-        if flags & NEWUTS != 0 {
-            let (host, domain) = self.uts().names();
-            let new = UtsNamespace::new(host);
-            new.set_domainname(domain);
-            self.set_uts(Arc::new(new));
-        }
-        Ok(())
-    }
-}

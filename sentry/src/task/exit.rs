@@ -64,6 +64,7 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
     }
     leave_memory(&task, space);
     task.set_files(Arc::new(FdTable::default()));
+    task.set_nsproxy(None);
     if last {
         group.timers.clear();
         leave_terminal(&group);
@@ -83,6 +84,7 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
         if !task.is_leader() {
             group.state.lock().tasks.remove(&task.global_tid());
             group.task_count.fetch_sub(1, Ordering::Relaxed);
+            task.pid().exited.wake(Events::IN);
             task.pid().drop_task();
             kernel.uncount_task();
             task.set_run_state(RunState::Dead);
@@ -170,6 +172,13 @@ fn reaped_by_namespace(group: &Arc<ThreadGroup>) -> bool {
         .numbers()
         .iter()
         .any(|(ns, number)| ns.exiting() && *number != 1 && group.parent().is_none_or(|p| p.pid().number_in(ns) != 0))
+}
+
+/// reboot(2): the init of a PID namespace ends as if `signal` had killed it, and its namespace with it.
+pub fn end_init(init: &Arc<ThreadGroup>, signal: Signal) {
+    let ns = init.pid_namespace();
+    ns.set_reboot(signal.number());
+    init.begin_exit(Signal::SIGKILL.number());
 }
 
 /// Who takes over the children of a dying group.
@@ -290,7 +299,8 @@ fn become_zombie(group: &Arc<ThreadGroup>, kinship: &Kinship<'_>, dropped: &mut 
     }
     {
         let mut s = group.state.lock();
-        s.zombie = Some(s.exiting.unwrap_or(s.leader_status));
+        let reboot = if group.tgid() == 1 { group.pid_namespace().reboot() } else { None };
+        s.zombie = Some(reboot.or(s.exiting).unwrap_or(s.leader_status));
     }
     let image = super::thread_group::Image::default();
     group.set_image(image);

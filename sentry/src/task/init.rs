@@ -2,12 +2,15 @@
 use std::sync::Arc;
 
 use super::limits::{Limits, default_limits};
+use super::nsproxy::NsProxy;
 use super::task::NewTask;
 use super::thread_group::Image;
 use super::{Task, ThreadGroup, exec, run, session};
 use crate::kernel::Kernel;
 use crate::loader::{self, LoadRequest};
 use crate::mm::AddressSpace;
+use crate::ns::cgroup::CgroupNamespace;
+use crate::ns::ipc::IpcNamespace;
 use crate::ns::user::Credentials;
 use crate::platform::UserContext;
 use crate::sched::Entity;
@@ -45,7 +48,7 @@ impl Kernel {
             let _ = self.mounts.set(mounts);
         }
         self.count_task()?;
-        let pid = self.root_pid_ns.allocate(&[])?;
+        let pid = self.root_pid_ns.allocate(&[], false)?;
         let now = self.timers.now();
         let group = Arc::new(ThreadGroup::new(
             self.clone(),
@@ -62,6 +65,15 @@ impl Kernel {
         for (fd, file) in config.fds {
             files.replace(fd, file, false, 1 << 20)?;
         }
+        let nsproxy = Arc::new(NsProxy {
+            uts: self.uts.clone(),
+            ipc: Arc::new(IpcNamespace::new(None)),
+            net: self.net.clone(),
+            cgroup: Arc::new(CgroupNamespace::new(None)),
+            mnt: config.fs.root.mount.namespace(),
+            pid_for_children: self.root_pid_ns.clone(),
+        });
+        self.set_first_ns(&nsproxy);
         let task = Task::new(NewTask {
             kernel: self.clone(),
             group: group.clone(),
@@ -73,7 +85,7 @@ impl Kernel {
             files,
             fs: Arc::new(FsContext::new(config.fs)),
             credentials: Arc::new(config.credentials),
-            uts: self.uts.clone(),
+            nsproxy,
             comm: [0; 16],
             sched: Arc::new(Entity::new(self.sched.cpus(), group.cpu_clock.clone())),
             start_time: now,

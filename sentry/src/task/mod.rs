@@ -3,6 +3,7 @@
 //!
 //! Locks: [`crate::Kernel::kinship`] serializes every change of who is whose parent, member or zombie; the locks inside
 //! the objects only make single reads and writes whole.
+pub mod access;
 pub mod clone;
 pub mod credentials;
 pub mod exec;
@@ -10,6 +11,8 @@ pub mod exit;
 
 pub mod init;
 pub mod limits;
+pub mod ns_file;
+pub mod nsproxy;
 pub mod numbers;
 pub mod outside;
 pub mod pid;

@@ -158,7 +158,9 @@ impl Numbers {
     /// Takes back an allocation that came to nothing, as if it had never been tried.
     pub fn roll_back(&mut self, n: i32, last: i32) {
         self.free(n);
-        if self.last == n {
+        if self.used == 0 {
+            self.last = 0;
+        } else if self.last == n {
             self.last = last;
         }
     }

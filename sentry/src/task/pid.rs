@@ -1,8 +1,10 @@
 //! A task's identity: one number in each namespace level. Owns the numbers and what holds them; a number is free again when
 //! neither a task, a process group nor a session holds it.
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{PidNamespace, ProcessGroup, Session, Task, ThreadGroup};
+use crate::event::Events;
 use crate::lock::{Mutex, Rank};
 
 /// What holds a [`Pid`].
@@ -14,13 +16,17 @@ struct Holders {
     session: Option<Arc<Session>>,
 }
 
+static NEXT_INODE: AtomicU64 = AtomicU64::new(2);
+
 /// An identity in all its namespaces. Outlives its holders as long as somebody (a pidfd) keeps it.
 pub struct Pid {
     /// From the outermost namespace to the innermost; never empty.
     numbers: Box<[(Arc<PidNamespace>, i32)]>,
     holders: Mutex<Holders>,
-    /// Fires (IN) when the group that has this identity becomes a zombie: pidfd readiness.
+    /// Fires when the task or the group that has this identity is dead (IN) or reaped (HUP): pidfd readiness.
     pub exited: Arc<crate::event::WaitQueue>,
+    /// The inode number of its pidfds.
+    inode: u64,
 }
 
 impl Pid {
@@ -29,7 +35,13 @@ impl Pid {
             numbers: numbers.into_boxed_slice(),
             holders: Mutex::new(Rank::Pid, Holders::default()),
             exited: crate::event::WaitQueue::new(),
+            inode: NEXT_INODE.fetch_add(1, Ordering::Relaxed),
         })
+    }
+
+    /// The inode number of its pidfds, never used again.
+    pub fn inode(&self) -> u64 {
+        self.inode
     }
 
     /// (namespace, number) from the outermost to the innermost.
@@ -104,6 +116,7 @@ impl Pid {
     pub(super) fn drop_task(&self) {
         let old = self.holders.lock().task.take();
         drop(old);
+        self.exited.wake(Events::IN | Events::HUP);
         self.free_if_unheld();
     }
 

@@ -1,13 +1,14 @@
 //! PID namespaces (pid_namespaces(7)): numbers, and the index of thread groups by tgid. Owns which number means what; never
 //! the life of what it names.
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::numbers::Numbers;
 use super::{Pid, ProcessGroup, Session, Task, ThreadGroup};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
+use crate::ns::ucounts::Charge;
 use crate::{Errno, Result};
 
 /// Deepest nesting of PID namespaces (MAX_PID_NS_LEVEL).
@@ -18,48 +19,72 @@ struct Inner {
     pids: HashMap<i32, Arc<Pid>>,
     groups: BTreeMap<i32, Arc<ThreadGroup>>,
     init: Weak<ThreadGroup>,
+    had_init: bool,
 }
 
 /// A PID namespace.
 pub struct PidNamespace {
     parent: Option<Arc<PidNamespace>>,
     level: usize,
+    number: u64,
+    _charge: Option<Charge>,
     exiting: AtomicBool,
+    /// The signal with which its init ends because of reboot(2); 0 for none.
+    reboot: AtomicI32,
     /// Fires (IN) when a thread group is reaped while the namespace is exiting.
     pub(super) thinned: Arc<WaitQueue>,
     inner: Mutex<Inner>,
 }
 
 impl PidNamespace {
-    fn at_level(parent: Option<Arc<PidNamespace>>, level: usize) -> Arc<PidNamespace> {
+    fn at_level(parent: Option<Arc<PidNamespace>>, level: usize, charge: Option<Charge>) -> Arc<PidNamespace> {
         Arc::new(PidNamespace {
             parent,
             level,
+            number: crate::ns::next_number(),
+            _charge: charge,
             exiting: AtomicBool::new(false),
+            reboot: AtomicI32::new(0),
             thinned: WaitQueue::new(),
             inner: Mutex::new(
                 Rank::PidNamespace,
-                Inner { numbers: Numbers::new(), pids: HashMap::new(), groups: BTreeMap::new(), init: Weak::new() },
+                Inner {
+                    numbers: Numbers::new(),
+                    pids: HashMap::new(),
+                    groups: BTreeMap::new(),
+                    init: Weak::new(),
+                    had_init: false,
+                },
             ),
         })
     }
 
     /// The empty namespace of a new sandbox.
     pub fn outermost() -> Arc<PidNamespace> {
-        Self::at_level(None, 0)
+        Self::at_level(None, 0, None)
     }
 
-    /// An empty namespace inside `parent`. ENOSPC beyond the depth limit.
-    pub fn nested(parent: &Arc<PidNamespace>) -> Result<Arc<PidNamespace>> {
+    /// An empty namespace inside `parent`, counted by `charge`. ENOSPC beyond the depth limit.
+    pub fn nested(parent: &Arc<PidNamespace>, charge: impl FnOnce() -> Result<Charge>) -> Result<Arc<PidNamespace>> {
         if parent.level >= MAX_LEVEL {
             return Err(Errno::ENOSPC);
         }
-        Ok(Self::at_level(Some(parent.clone()), parent.level + 1))
+        Ok(Self::at_level(Some(parent.clone()), parent.level + 1, Some(charge()?)))
     }
 
     /// The enclosing namespace.
     pub fn parent(&self) -> Option<&Arc<PidNamespace>> {
         self.parent.as_ref()
+    }
+
+    /// Its number, as the links in /proc/PID/ns show it.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether it has or had a first process.
+    pub fn had_init(&self) -> bool {
+        self.inner.lock().had_init
     }
 
     /// Depth; 0 is the outermost.
@@ -76,14 +101,27 @@ impl PidNamespace {
         self.exiting.store(true, Ordering::SeqCst);
     }
 
+    pub(super) fn set_reboot(&self, signal: i32) {
+        self.reboot.store(signal, Ordering::SeqCst);
+    }
+
+    /// The wait(2) status that reboot(2) gives its init.
+    pub(super) fn reboot(&self) -> Option<i32> {
+        Some(self.reboot.load(Ordering::SeqCst)).filter(|&s| s != 0)
+    }
+
     /// Its init, number 1.
     pub fn init(&self) -> Option<Arc<ThreadGroup>> {
         self.inner.lock().init.upgrade()
     }
 
     /// Numbers in this namespace and every ancestor, assigned together or not at all. `chosen` (clone3 set_tid) names those of the
-    /// innermost levels first. ENOMEM if this or an ancestor is exiting, EAGAIN when the numbers are used up.
-    pub(super) fn allocate(self: &Arc<Self>, chosen: &[i32]) -> Result<Arc<Pid>> {
+    /// innermost levels first, for one who `may_choose`. ENOMEM if this or an ancestor is exiting, EAGAIN when the numbers are
+    /// used up, EINVAL, EPERM or EEXIST for a chosen number, ERESTARTNOINTR while another task makes the first process.
+    pub(super) fn allocate(self: &Arc<Self>, chosen: &[i32], may_choose: bool) -> Result<Arc<Pid>> {
+        if chosen.len() > self.level + 1 {
+            return Err(Errno::EINVAL);
+        }
         let mut numbers: Vec<(Arc<PidNamespace>, i32, i32)> = Vec::with_capacity(self.level + 1);
         let mut at = Some(self);
         let mut wanted = chosen.iter();
@@ -96,6 +134,10 @@ impl PidNamespace {
             let mut inner = ns.inner.lock();
             let last = inner.numbers.last();
             let got = match wanted.next() {
+                Some(&n) if n < 1 || n >= inner.numbers.max() || (n != 1 && !inner.had_init) => Err(Errno::EINVAL),
+                Some(_) if !may_choose => Err(Errno::EPERM),
+                // Until the first process is complete nobody else can be born, and if it fails the next one is the first.
+                _ if !inner.had_init && inner.numbers.used() > 0 => Err(Errno::ERESTARTNOINTR),
                 Some(&n) => inner.numbers.allocate_chosen(n),
                 None => inner.numbers.allocate(),
             };
@@ -136,6 +178,7 @@ impl PidNamespace {
         inner.groups.insert(n, group.clone());
         if n == 1 && inner.init.strong_count() == 0 {
             inner.init = Arc::downgrade(group);
+            inner.had_init = true;
         }
     }
 
@@ -185,6 +228,11 @@ impl PidNamespace {
     /// Numbers taken (an upper bound of the tasks in it).
     pub fn used(&self) -> usize {
         self.inner.lock().numbers.used()
+    }
+
+    /// Sets `ns_last_pid`.
+    pub fn set_last(&self, last: i32) {
+        self.inner.lock().numbers.set_last(last);
     }
 
     /// `ns_last_pid`, also the last field of /proc/loadavg.

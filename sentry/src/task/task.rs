@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::limits::Resource;
+use super::nsproxy::NsProxy;
 use super::{Pid, PidNamespace, ThreadGroup};
 use crate::event::{Events, Interruption, WaitEnd, WaitQueue};
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
 use crate::mm::AddressSpace;
+use crate::ns::net::NetNamespace;
 use crate::ns::user::Credentials;
 use crate::ns::uts::UtsNamespace;
 use crate::platform::{Fpu, UserContext};
@@ -52,7 +54,7 @@ pub struct Task {
     pub(super) files: Mutex<Arc<FdTable>>,
     pub(super) fs: Mutex<Arc<FsContext>>,
     credentials: Mutex<Arc<Credentials>>,
-    uts: Mutex<Arc<UtsNamespace>>,
+    nsproxy: Mutex<Option<Arc<NsProxy>>>,
     comm: Mutex<[u8; 16]>,
     /// Scheduling parameters and CPU time.
     pub sched: Arc<Entity>,
@@ -96,7 +98,7 @@ pub(super) struct NewTask {
     pub files: Arc<FdTable>,
     pub fs: Arc<FsContext>,
     pub credentials: Arc<Credentials>,
-    pub uts: Arc<UtsNamespace>,
+    pub nsproxy: Arc<NsProxy>,
     pub comm: [u8; 16],
     pub sched: Arc<Entity>,
     pub start_time: Nanos,
@@ -121,7 +123,7 @@ impl Task {
             files: Mutex::new(Rank::Leaf, n.files),
             fs: Mutex::new(Rank::Leaf, n.fs),
             credentials: Mutex::new(Rank::Leaf, n.credentials),
-            uts: Mutex::new(Rank::Leaf, n.uts),
+            nsproxy: Mutex::new(Rank::Leaf, Some(n.nsproxy)),
             comm: Mutex::new(Rank::Leaf, n.comm),
             sched: n.sched,
             cpu_alarms: CpuAlarms::default(),
@@ -237,13 +239,25 @@ impl Task {
         Ok(())
     }
 
-    /// Host and domain name.
-    pub fn uts(&self) -> Arc<UtsNamespace> {
-        self.uts.lock().clone()
+    /// Its namespaces; ESRCH once its exit has let go of them.
+    pub fn nsproxy(&self) -> Result<Arc<NsProxy>> {
+        self.nsproxy.lock().clone().ok_or(Errno::ESRCH)
     }
 
-    pub(super) fn set_uts(&self, uts: Arc<UtsNamespace>) {
-        *self.uts.lock() = uts;
+    pub(super) fn set_nsproxy(&self, new: Option<Arc<NsProxy>>) {
+        let old = core::mem::replace(&mut *self.nsproxy.lock(), new);
+        // The last user's drop takes mounts apart; no lock is held here.
+        drop(old);
+    }
+
+    /// Host and domain name; the sandbox's own for a task that is gone.
+    pub fn uts(&self) -> Arc<UtsNamespace> {
+        self.nsproxy().map_or_else(|_| self.kernel.uts.clone(), |n| n.uts.clone())
+    }
+
+    /// The network; the sandbox's own for a task that is gone.
+    pub fn net(&self) -> Arc<NetNamespace> {
+        self.nsproxy().map_or_else(|_| self.kernel.net.clone(), |n| n.net.clone())
     }
 
     /// The name (PR_GET_NAME), NUL-padded.

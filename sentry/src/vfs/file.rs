@@ -234,6 +234,10 @@ pub trait FileOps: Send + Sync + Any {
     fn fdinfo(&self) -> Vec<u8> {
         Vec::new()
     }
+    /// [`FileOps::fdinfo`] for a reader who sees the numbers of a `task::PidNamespace`, which `reader` is.
+    fn fdinfo_for(&self, reader: &dyn Any) -> Vec<u8> {
+        self.fdinfo()
+    }
     /// For downcasts.
     fn as_any(&self) -> &dyn Any;
 }

@@ -9,6 +9,7 @@ use linux_raw_sys::general as raw;
 use super::dentry::DentryCache;
 use super::{Dentry, FileSystem, PathRef};
 use crate::lock::{Mutex, Rank};
+use crate::ns::ucounts::Charge;
 use crate::{Errno, Result};
 
 bitflags! {
@@ -230,6 +231,8 @@ impl Mount {
 
 /// A tree of mounts.
 pub struct MountNamespace {
+    number: u64,
+    _charge: Option<Charge>,
     root: Mutex<Option<Arc<Mount>>>,
     /// Serializes changes of the tree; the value counts the mounts.
     changes: Mutex<usize>,
@@ -241,16 +244,23 @@ impl MountNamespace {
         let sb = SuperBlock::new(root);
         let dentry = sb.root.clone();
         let source = sb.fs.name().as_bytes().to_vec();
-        Self::with_root(Mount::new(sb, dentry, source, MountFlags::empty()))
+        Self::with_root(Mount::new(sb, dentry, source, MountFlags::empty()), None)
     }
 
-    fn with_root(mount: Arc<Mount>) -> Arc<MountNamespace> {
+    fn with_root(mount: Arc<Mount>, charge: Option<Charge>) -> Arc<MountNamespace> {
         let ns = Arc::new(MountNamespace {
+            number: crate::ns::next_number(),
+            _charge: charge,
             root: Mutex::new(Rank::Leaf, Some(mount.clone())),
             changes: Mutex::new(Rank::Mount, 1),
         });
         mount.attached.lock().namespace = Arc::downgrade(&ns);
         ns
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// The place `/`, what covers it included.
@@ -421,12 +431,12 @@ impl MountNamespace {
     }
 
     /// A copy of the namespace (CLONE_NEWNS) and, for each of `places`, the same place in the copy.
-    pub fn copy(self: &Arc<Self>, places: &mut [&mut PathRef]) -> Result<Arc<MountNamespace>> {
+    pub fn copy(self: &Arc<Self>, places: &mut [&mut PathRef], charge: Charge) -> Result<Arc<MountNamespace>> {
         let _count = self.changes.lock();
         let root = self.root.lock_nested().clone().ok_or(Errno::ENOENT)?;
         let mut pairs = Vec::new();
         let copy = copy_tree(&root, root.root(), true, &mut pairs);
-        let ns = Self::with_root(copy);
+        let ns = Self::with_root(copy, Some(charge));
         *ns.changes.lock_nested() = pairs.len();
         for (_, new) in &pairs {
             new.attached.lock_nested().namespace = Arc::downgrade(&ns);

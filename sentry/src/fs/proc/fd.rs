@@ -50,6 +50,6 @@ pub(super) fn info(cx: &Cx, fd: i32) -> Result<Vec<u8>> {
     };
     let mut out =
         format!("pos:\t{}\nflags:\t0{flags:o}\nmnt_id:\t{mount}\nino:\t{ino}\n", file.position_seen()).into_bytes();
-    out.extend_from_slice(&file.ops().fdinfo());
+    out.extend_from_slice(&file.ops().fdinfo_for(&*cx.shared.ns));
     Ok(out)
 }

@@ -4,11 +4,12 @@ use std::sync::{Arc, Weak};
 
 use guest_abi::UserAddr;
 
-use super::Cx;
 use super::fd;
 use super::node::{FIRST_PROCESS, Node, What, kind_of};
+use super::{Cx, Reader};
 use crate::lock::{Mutex, Rank};
 use crate::mm::{AddressSpace, IoDest, IoSource};
+use crate::task::Task;
 use crate::vfs::file::Caller;
 use crate::vfs::{DirSink, File, FileOps, InodeKind};
 use crate::{Errno, Result};
@@ -24,25 +25,22 @@ impl TextFile {
         TextFile { node, made: Mutex::new(Rank::Leaf, None) }
     }
 
-    fn make(&self) -> Result<Vec<u8>> {
+    fn make(&self, caller: Option<&Task>) -> Result<Vec<u8>> {
+        let reader = caller.map(|t| Reader { uts: t.uts(), pid_namespace: t.pid_namespace().clone() });
+        let cx = Cx { reader, ..self.node.cx.clone() };
         match &self.node.row.what {
-            What::Text { make, .. } => make(&self.node.cx),
-            What::FdInfo => fd::info(&self.node.cx, self.node.number),
+            What::Text { make, .. } => make(&cx),
+            What::FdInfo => fd::info(&cx, self.node.number),
             _ => Err(Errno::EINVAL),
         }
     }
-}
 
-/// The most bytes one write to a setting takes (a page, as in Linux).
-const WRITE_MAX: usize = 4096;
-
-impl FileOps for TextFile {
-    fn read(&self, _file: &File, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
+    fn read_text(&self, caller: Option<&Task>, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
         let known = if pos == 0 { None } else { self.made.lock().clone() };
         let text = if let Some(text) = known {
             text
         } else {
-            let text: Arc<[u8]> = self.make()?.into();
+            let text: Arc<[u8]> = self.make(caller)?.into();
             let old = self.made.lock().replace(text.clone());
             drop(old);
             text
@@ -54,6 +52,19 @@ impl FileOps for TextFile {
             return Ok(0);
         }
         dst.put(rest.get(..n).unwrap_or_default())
+    }
+}
+
+/// The most bytes one write to a setting takes (a page, as in Linux).
+const WRITE_MAX: usize = 4096;
+
+impl FileOps for TextFile {
+    fn read(&self, _file: &File, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
+        self.read_text(None, dst, pos)
+    }
+
+    fn read_as(&self, _file: &File, caller: &dyn Caller, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
+        self.read_text(caller.as_any().downcast_ref(), dst, pos)
     }
 
     fn write(&self, _file: &File, _src: &mut IoSource<'_>, _pos: u64) -> Result<usize> {

@@ -21,12 +21,12 @@ use node::{Node, Store, What};
 use crate::fs::new_device;
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
+use crate::ns::uts::UtsNamespace;
 use crate::task::{Pid, PidNamespace, Task, ThreadGroup};
 use crate::vfs::file::Caller;
-use crate::vfs::{FileSystem, Inode};
+use crate::vfs::{File, FileSystem, Inode};
 use crate::{Errno, Result};
 
-pub use ns::NsFile;
 pub(crate) use status::{cpu_list, cpu_mask};
 
 /// PROC_SUPER_MAGIC of statfs(2).
@@ -56,6 +56,15 @@ pub(crate) enum Scope {
 pub(crate) struct Cx {
     pub(crate) shared: Arc<Shared>,
     pub(crate) scope: Scope,
+    /// Who reads, where a task does.
+    pub(crate) reader: Option<Reader>,
+}
+
+/// What of a reader shows in files about the reader's own namespaces.
+#[derive(Clone)]
+pub(crate) struct Reader {
+    pub(crate) uts: Arc<UtsNamespace>,
+    pub(crate) pid_namespace: Arc<PidNamespace>,
 }
 
 impl Cx {
@@ -116,11 +125,20 @@ impl FileSystem for ProcFs {
         "proc"
     }
     fn root(&self) -> Arc<dyn Inode> {
-        let cx = Cx { shared: self.shared.clone(), scope: Scope::System };
+        let cx = Cx { shared: self.shared.clone(), scope: Scope::System, reader: None };
         Node::new(cx, &system::ROOT, 1, 0)
     }
     fn statfs(&self) -> Result<[u64; 8]> {
         Ok([PROC_MAGIC, 4096, 0, 0, 0, 0, 0, 255])
+    }
+}
+
+/// The process whose /proc/PID directory `file` is.
+pub fn process_of(file: &File) -> Option<Arc<Pid>> {
+    let node = file.inode()?.as_any().downcast_ref::<Node>()?;
+    match &node.cx.scope {
+        Scope::Process(pid) if core::ptr::eq(node.row, &raw const pid::PROCESS) => Some(pid.clone()),
+        _ => None,
     }
 }
 

@@ -9,8 +9,9 @@ use super::{Cx, Row, Scope, fd, may_inspect, ns, object, pid};
 use crate::fs::tmpfs::attr;
 use crate::platform::host::AttrChange;
 use crate::task::Task;
+use crate::task::ns_file::Kind;
 use crate::vfs::file::Caller;
-use crate::vfs::{File, Inode, InodeKind, OpenFlags, OpenResult, PathRef};
+use crate::vfs::{Inode, InodeKind, OpenFlags, OpenResult, PathRef};
 use crate::{Errno, Result};
 
 /// Takes what was written to a setting.
@@ -54,7 +55,7 @@ pub(crate) enum What {
     /// Memory of the process.
     Mem,
     /// A namespace.
-    Ns(ns::Kind),
+    Ns(Kind),
 }
 
 /// First directory position of a process in the root; its tgid is added.
@@ -186,7 +187,7 @@ impl Inode for Node {
                     return Err(Errno::ENOENT);
                 };
                 let row = if matches!(scope, Scope::Process(_)) { &pid::PROCESS } else { &pid::THREAD };
-                Ok(Node::new(Cx { shared: self.cx.shared.clone(), scope }, row, self.child_ino(name), 0))
+                Ok(Node::new(Cx { shared: self.cx.shared.clone(), scope, reader: None }, row, self.child_ino(name), 0))
             }
             What::Dir(rows) | What::GuardedDir(rows) => {
                 if !matches!(self.cx.scope, Scope::System) {
@@ -200,7 +201,7 @@ impl Inode for Node {
                 let pid = self.cx.shared.ns.pid(n).ok_or(Errno::ENOENT)?;
                 let task = pid.task().filter(|t| Arc::ptr_eq(t.group(), &group)).ok_or(Errno::ENOENT)?;
                 drop(task);
-                let cx = Cx { shared: self.cx.shared.clone(), scope: Scope::Thread(pid) };
+                let cx = Cx { shared: self.cx.shared.clone(), scope: Scope::Thread(pid), reader: None };
                 Ok(Node::new(cx, &pid::THREAD, self.child_ino(name), 0))
             }
             What::Fds | What::FdInfos => {
@@ -273,7 +274,7 @@ impl Inode for Node {
                 }
                 What::Ns(kind) => {
                     may_inspect(caller, &*self.cx.task()?)?;
-                    Ok(Some(object::place(File::new(Arc::new(ns::open(&self.cx, *kind)?), None, OpenFlags::empty()))))
+                    Ok(Some(object::place(ns::open(&self.cx, *kind)?)))
                 }
                 _ => Ok(None),
             }

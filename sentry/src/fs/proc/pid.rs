@@ -5,9 +5,10 @@ use guest_abi::UserAddr;
 use linux_raw_sys::general::RLIM_INFINITY;
 
 use super::node::What;
-use super::{Cx, Row, dir, guarded, maps, ns, setting, stat, status, text};
+use super::{Cx, Row, dir, guarded, maps, setting, stat, status, text};
 use crate::task::Task;
 use crate::task::limits::Resource;
+use crate::task::ns_file::Kind;
 use crate::vfs::file::Caller;
 use crate::vfs::{File, PathRef};
 use crate::{Errno, Result};
@@ -21,21 +22,21 @@ const fn place(name: &'static str, find: fn(&Task) -> Result<PathRef>) -> Row {
     Row { name, mode: 0o777, what: What::Place(find) }
 }
 
-const fn namespace(name: &'static str, kind: ns::Kind) -> Row {
+const fn namespace(name: &'static str, kind: Kind) -> Row {
     Row { name, mode: 0o777, what: What::Ns(kind) }
 }
 
 static NS_ROWS: [Row; 10] = [
-    namespace("cgroup", ns::Kind::Cgroup),
-    namespace("ipc", ns::Kind::Ipc),
-    namespace("mnt", ns::Kind::Mnt),
-    namespace("net", ns::Kind::Net),
-    namespace("pid", ns::Kind::Pid),
-    namespace("pid_for_children", ns::Kind::PidForChildren),
-    namespace("time", ns::Kind::Time),
-    namespace("time_for_children", ns::Kind::TimeForChildren),
-    namespace("user", ns::Kind::User),
-    namespace("uts", ns::Kind::Uts),
+    namespace("cgroup", Kind::Cgroup),
+    namespace("ipc", Kind::Ipc),
+    namespace("mnt", Kind::Mnt),
+    namespace("net", Kind::Net),
+    namespace("pid", Kind::Pid),
+    namespace("pid_for_children", Kind::PidForChildren),
+    namespace("time", Kind::Time),
+    namespace("time_for_children", Kind::TimeForChildren),
+    namespace("user", Kind::User),
+    namespace("uts", Kind::Uts),
 ];
 
 macro_rules! rows {

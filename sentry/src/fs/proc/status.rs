@@ -53,11 +53,10 @@ fn escaped(name: &[u8]) -> Vec<u8> {
     out
 }
 
-fn numbers(cx: &Cx, pid: &Pid) -> String {
-    // From the reader's namespace inwards.
-    let level = cx.shared.ns.level();
-    let all = pid.numbers().iter().skip(level).map(|(_, n)| format!("\t{n}"));
-    all.collect()
+/// The numbers of `pid` in each namespace of `task`, from the reader's inwards; 0 where it is not seen.
+fn numbers(cx: &Cx, task: &Pid, pid: &Pid) -> String {
+    let levels = task.numbers().iter().skip(cx.shared.ns.level());
+    levels.fold(String::new(), |text, (ns, _)| text + &format!("\t{}", pid.number_in(ns)))
 }
 
 pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
@@ -77,6 +76,7 @@ pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
     out.extend_from_slice(&escaped(&task.comm_str()));
     let mut s = String::new();
     let pg = group.process_group();
+    let pid = task.pid();
     let c = &credentials;
     let fd_size = task.files().end().div_ceil(64).max(1) * 64;
     let groups: String = c.groups.iter().fold(String::new(), |text, g| text + &format!("{g} "));
@@ -97,10 +97,10 @@ pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
         c.egid,
         c.sgid,
         c.fsgid,
-        numbers(cx, group.pid()),
-        numbers(cx, &task.pid()),
-        numbers(cx, pg.pid()),
-        numbers(cx, pg.session().pid()),
+        numbers(cx, &pid, group.pid()),
+        numbers(cx, &pid, &pid),
+        numbers(cx, &pid, pg.pid()),
+        numbers(cx, &pid, pg.session().pid()),
     );
     memory_lines(&mut s, &task);
     let sets = signal_sets(&task);

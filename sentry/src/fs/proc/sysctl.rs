@@ -5,6 +5,7 @@ use super::pid::parse_number;
 use super::{Cx, Row, dir, setting, text};
 use crate::fs::pipe::PIPE_MAX_SIZE;
 use crate::mm::space::MAX_MAP_COUNT;
+use crate::ns::ucounts::Counted;
 use crate::ns::user::Caps;
 use crate::ns::uts::{RELEASE, UtsNamespace, VERSION};
 use crate::task::Task;
@@ -50,7 +51,12 @@ static KERNEL_ROWS: &[Row] = &[
     fixed!("msgmnb", "16384"),
     fixed!("msgmni", "32000"),
     fixed!("ngroups_max", "65536"),
-    setting("ns_last_pid", 0o666, |cx| line(cx.shared.ns.last()), |_, _, _| Err(Errno::EPERM)),
+    setting(
+        "ns_last_pid",
+        0o666,
+        |cx| line(cx.reader.as_ref().map_or(&cx.shared.ns, |r| &r.pid_namespace).last()),
+        set_last_pid,
+    ),
     text("osrelease", 0o444, |_| line(RELEASE)),
     fixed!("ostype", "Linux"),
     fixed!("overflowgid", "65534"),
@@ -157,7 +163,26 @@ static FS_ROWS: &[Row] = &[
     fixed!("suid_dumpable", "0"),
 ];
 
-static USER_ROWS: &[Row] = &[fixed!("max_pid_namespaces", "32768"), fixed!("max_user_namespaces", "0")];
+macro_rules! namespaces {
+    ($name:literal, $kind:expr) => {
+        setting(
+            $name,
+            0o644,
+            |cx| line(cx.kernel().ucounts.limit($kind)),
+            |cx, by, value| set_namespaces(cx, by, value, $kind),
+        )
+    };
+}
+
+static USER_ROWS: &[Row] = &[
+    namespaces!("max_cgroup_namespaces", Counted::Cgroup),
+    namespaces!("max_ipc_namespaces", Counted::Ipc),
+    namespaces!("max_mnt_namespaces", Counted::Mnt),
+    namespaces!("max_net_namespaces", Counted::Net),
+    namespaces!("max_pid_namespaces", Counted::Pid),
+    fixed!("max_user_namespaces", "0"),
+    namespaces!("max_uts_namespaces", Counted::Uts),
+];
 
 static NET_ROWS: &[Row] = &[
     dir(
@@ -190,7 +215,7 @@ static NET_ROWS: &[Row] = &[
 ];
 
 fn names(cx: &Cx, which: usize) -> Result<Vec<u8>> {
-    let (host, domain) = cx.kernel().uts.names();
+    let (host, domain) = cx.reader.as_ref().map_or(&cx.kernel().uts, |r| &r.uts).names();
     let mut out = if which == 0 { host } else { domain };
     out.push(b'\n');
     Ok(out)
@@ -215,4 +240,27 @@ fn set_pid_max(cx: &Cx, caller: &dyn Caller, value: &[u8]) -> Result<()> {
     }
     let max = i32::try_from(parse_number(value)?).map_err(|_| Errno::EINVAL)?;
     cx.shared.ns.set_pid_max(max)
+}
+
+/// Of the writer's own namespace, whatever mount shows the file.
+fn set_last_pid(_: &Cx, caller: &dyn Caller, value: &[u8]) -> Result<()> {
+    let task = caller.as_any().downcast_ref::<Task>().ok_or(Errno::EPERM)?;
+    let credentials = task.credentials();
+    if !credentials.has(Caps::SYS_ADMIN) && !credentials.has(Caps::CHECKPOINT_RESTORE) {
+        return Err(Errno::EPERM);
+    }
+    let ns = task.pid_namespace();
+    let last =
+        i32::try_from(parse_number(value)?).ok().filter(|n| (0..ns.pid_max()).contains(n)).ok_or(Errno::EINVAL)?;
+    ns.set_last(last);
+    Ok(())
+}
+
+fn set_namespaces(cx: &Cx, caller: &dyn Caller, value: &[u8], kind: Counted) -> Result<()> {
+    if !caller.credentials().has(Caps::SYS_RESOURCE) {
+        return Err(Errno::EPERM);
+    }
+    let limit = i32::try_from(parse_number(value)?).ok().filter(|n| *n >= 0).ok_or(Errno::EINVAL)?;
+    cx.kernel().ucounts.set_limit(kind, limit);
+    Ok(())
 }

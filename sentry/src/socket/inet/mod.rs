@@ -21,7 +21,7 @@ pub fn create(task: &Arc<Task>, domain: u16, kind: u32, protocol: i32) -> Result
     if kind > 10 {
         return Err(Errno::EINVAL);
     }
-    let net = task.kernel().net.clone();
+    let net = task.net();
     match (SocketType::from_raw(kind), protocol) {
         (Some(SocketType::Stream), 0 | IPPROTO_TCP) => Ok(tcp::TcpSocket::new(net, domain)),
         (Some(SocketType::Datagram), 0 | IPPROTO_UDP) => Ok(udp::UdpSocket::new(net, domain)),

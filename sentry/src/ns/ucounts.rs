@@ -1,0 +1,80 @@
+//! How many namespaces of each kind a user may have at one time (namespaces(7), /proc/sys/user). Owns the limits and counts.
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::lock::{Mutex, Rank};
+use crate::{Errno, Result};
+
+/// Kinds that are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(usize)]
+#[allow(missing_docs)]
+pub enum Counted {
+    Pid,
+    Uts,
+    Ipc,
+    Net,
+    Mnt,
+    Cgroup,
+}
+
+/// Half of the default kernel.threads-max, as in Linux.
+const DEFAULT: i32 = 65_536;
+
+/// Limits and counts.
+pub struct Ucounts {
+    limits: [AtomicI32; 6],
+    counts: Mutex<HashMap<(Counted, u32), i32>>,
+}
+
+impl Ucounts {
+    /// Nothing counted.
+    pub fn new() -> Arc<Ucounts> {
+        Arc::new(Ucounts {
+            limits: [const { AtomicI32::new(DEFAULT) }; 6],
+            counts: Mutex::new(Rank::Leaf, HashMap::new()),
+        })
+    }
+
+    /// Most namespaces of a kind per user.
+    pub fn limit(&self, kind: Counted) -> i32 {
+        self.limits[kind as usize].load(Ordering::Relaxed)
+    }
+
+    /// Changes it; what exists stays.
+    pub fn set_limit(&self, kind: Counted, limit: i32) {
+        self.limits[kind as usize].store(limit, Ordering::Relaxed);
+    }
+
+    /// Counts one for an effective user id. ENOSPC at the limit.
+    pub fn charge(self: &Arc<Self>, kind: Counted, uid: u32) -> Result<Charge> {
+        let mut counts = self.counts.lock();
+        let count = counts.get(&(kind, uid)).copied().unwrap_or(0);
+        if count >= self.limit(kind) {
+            return Err(Errno::ENOSPC);
+        }
+        counts.insert((kind, uid), count + 1);
+        drop(counts);
+        Ok(Charge { ucounts: self.clone(), kind, uid })
+    }
+}
+
+/// One namespace in the count, for as long as this lives.
+pub struct Charge {
+    ucounts: Arc<Ucounts>,
+    kind: Counted,
+    uid: u32,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let mut counts = self.ucounts.counts.lock();
+        if let Some(n) = counts.get_mut(&(self.kind, self.uid)) {
+            *n -= 1;
+            if *n <= 0 {
+                counts.remove(&(self.kind, self.uid));
+            }
+        }
+    }
+}
