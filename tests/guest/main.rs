@@ -15,6 +15,7 @@ mod pidfd;
 mod pidns;
 mod process;
 mod scale;
+mod scheduling;
 mod signals;
 mod sys;
 mod threads;
@@ -37,6 +38,7 @@ const AREAS: &[&[Case]] = &[
     io::CASES,
     time::CASES,
     accounting::CASES,
+    scheduling::CASES,
     hostile::CASES,
     scale::CASES,
 ];

@@ -10,6 +10,7 @@ use guest_abi::Errno;
 use kvm_bindings::kvm_xsave;
 use parking_lot::Mutex;
 use sentry::platform::Fpu;
+use zerocopy::IntoBytes;
 
 use crate::kvm::cpuid::GuestCpuid;
 use crate::kvm::{PlatformError, Vcpu};
@@ -97,9 +98,10 @@ impl Format {
 
     fn to_xsave(&self, image: &[u8]) -> Box<kvm_xsave> {
         let mut xsave = Box::<kvm_xsave>::default();
-        for (to, from) in xsave.region.iter_mut().zip(image.chunks_exact(4)) {
-            *to = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
-        }
+        // x86 is little-endian: the words are the bytes.
+        let region = xsave.region.as_mut_bytes();
+        let len = image.len().min(region.len());
+        region[..len].copy_from_slice(&image[..len]);
         if self.clear_pkru {
             xsave.region[HEADER / 4] |= PKRU as u32;
         }
@@ -107,7 +109,8 @@ impl Format {
     }
 
     fn to_image(&self, xsave: &kvm_xsave) -> Vec<u8> {
-        let mut image: Vec<u8> = xsave.region.iter().flat_map(|w| w.to_le_bytes()).take(self.len).collect();
+        let region = xsave.region.as_bytes();
+        let mut image = region[..self.len.min(region.len())].to_vec();
         // The software-reserved area is the signal frame's business, and the host's XSTATE_BV may name more than the guest has.
         image[464..HEADER].fill(0);
         let present = word(&image, HEADER) & self.xcr0;

@@ -1,7 +1,8 @@
 //! What the scheduler knows of a task. Owns its parameters and virtual run time.
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use super::worker::Key;
 use super::{CpuClock, GroupClock};
 use crate::lock::{Mutex, Rank};
 
@@ -48,7 +49,7 @@ impl CpuSet {
     }
 }
 
-/// SCHED_* of sched(7) as recorded; all but IDLE run by weight.
+/// A policy of sched(7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// SCHED_OTHER (0), FIFO (1), RR (2), BATCH (3), IDLE (5).
@@ -69,6 +70,13 @@ pub struct Entity {
     pub(super) pinned: AtomicU32,
     affinity: Mutex<CpuSet>,
     policy: Mutex<Policy>,
+    /// What the policy means for the order of queues: its number, and [`Entity::precedence`].
+    kind: AtomicU32,
+    precedence: AtomicU32,
+    /// At its next turn it lets its equals pass.
+    lets_pass: AtomicBool,
+    /// Where it waits for a CPU.
+    queued: Mutex<Option<(usize, Key)>>,
     /// CPU time and switches.
     pub clock: CpuClock,
 }
@@ -79,7 +87,20 @@ const WEIGHTS: [u64; 40] = [
     1991, 1586, 1277, 1024, 820, 655, 526, 423, 335, 272, 215, 172, 137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15,
 ];
 
+impl Policy {
+    fn precedence(self) -> u32 {
+        match self.number {
+            1 | 2 => u32::try_from(99 - self.priority).unwrap_or(0).min(98),
+            5 => Entity::FAIR + 1,
+            _ => Entity::FAIR,
+        }
+    }
+}
+
 impl Entity {
+    /// Class of all that are not real-time.
+    pub(super) const FAIR: u32 = 100;
+
     /// A new entity with default parameters on `cpus` workers; its CPU time counts for `group` too.
     pub fn new(cpus: usize, group: Arc<GroupClock>) -> Entity {
         Entity {
@@ -89,6 +110,10 @@ impl Entity {
             pinned: AtomicU32::new(0),
             affinity: Mutex::new(Rank::Leaf, CpuSet::first(cpus)),
             policy: Mutex::new(Rank::Leaf, Policy { number: 0, priority: 0, reset_on_fork: false }),
+            kind: AtomicU32::new(0),
+            precedence: AtomicU32::new(Entity::FAIR),
+            lets_pass: AtomicBool::new(false),
+            queued: Mutex::new(Rank::Leaf, None),
             clock: CpuClock::new(group),
         }
     }
@@ -99,10 +124,11 @@ impl Entity {
         let mut policy = self.policy();
         let mut nice = self.nice();
         if policy.reset_on_fork {
-            if policy.number == 1 || policy.number == 2 {
+            policy.reset_on_fork = false;
+            if self.is_realtime() {
+                policy = Policy { number: 0, priority: 0, reset_on_fork: false };
                 nice = 0;
             }
-            policy = Policy { number: 0, priority: 0, reset_on_fork: false };
             nice = nice.max(0);
         }
         Entity {
@@ -111,7 +137,11 @@ impl Entity {
             last_cpu: AtomicUsize::new(self.last_cpu.load(Relaxed)),
             pinned: AtomicU32::new(self.pinned.load(Relaxed)),
             affinity: Mutex::new(Rank::Leaf, self.affinity()),
+            kind: AtomicU32::new(policy.number),
+            precedence: AtomicU32::new(policy.precedence()),
             policy: Mutex::new(Rank::Leaf, policy),
+            lets_pass: AtomicBool::new(false),
+            queued: Mutex::new(Rank::Leaf, None),
             clock: CpuClock::new(group),
         }
     }
@@ -133,7 +163,54 @@ impl Entity {
 
     /// Sets the policy after the caller's checks.
     pub fn set_policy(&self, policy: Policy) {
-        *self.policy.lock() = policy;
+        let mut place = self.policy.lock();
+        *place = policy;
+        self.kind.store(policy.number, Relaxed);
+        self.precedence.store(policy.precedence(), Relaxed);
+    }
+
+    /// Which task runs first: 0 to 98 for real-time ones by priority, [`Entity::FAIR`], and after it SCHED_IDLE.
+    pub(super) fn precedence(&self) -> u32 {
+        self.precedence.load(Relaxed)
+    }
+
+    /// Its class in the order of a queue. SCHED_IDLE runs beside the others, by its small weight: it may hold what they wait for.
+    pub(super) fn class(&self) -> u32 {
+        self.precedence().min(Entity::FAIR)
+    }
+
+    /// SCHED_FIFO or SCHED_RR.
+    pub(super) fn is_realtime(&self) -> bool {
+        self.precedence() < Entity::FAIR
+    }
+
+    /// SCHED_RR.
+    pub(super) fn is_round_robin(&self) -> bool {
+        self.kind.load(Relaxed) == 2
+    }
+
+    /// SCHED_BATCH or SCHED_IDLE: its wake preempts none of its like.
+    pub(super) fn is_batch(&self) -> bool {
+        matches!(self.kind.load(Relaxed), 3 | 5)
+    }
+
+    /// At its next turn in a queue it goes behind its equals (sched_yield(2), the end of a round-robin slice).
+    pub fn let_pass(&self) {
+        self.lets_pass.store(true, Relaxed);
+    }
+
+    /// Whether [`Entity::let_pass`] was called since the last such question.
+    pub(super) fn passes(&self) -> bool {
+        self.lets_pass.swap(false, Relaxed)
+    }
+
+    /// The queue and the place in it where it waits for a CPU.
+    pub(super) fn queued(&self) -> Option<(usize, Key)> {
+        *self.queued.lock()
+    }
+
+    pub(super) fn set_queued(&self, at: Option<(usize, Key)>) {
+        *self.queued.lock() = at;
     }
 
     /// The CPUs it may run on.
@@ -157,13 +234,22 @@ impl Entity {
         self.last_cpu.load(Relaxed)
     }
 
-    /// Virtual time that `ns` of CPU time are worth.
-    pub(super) fn weighted(&self, ns: u64) -> u64 {
-        let weight = if self.policy.lock().number == 5 {
+    /// Its share of CPU time in relation to others'; 1024 at nice 0.
+    pub(super) fn weight(&self) -> u64 {
+        if self.kind.load(Relaxed) == 5 {
             3
         } else {
             usize::try_from(self.nice() + 20).ok().and_then(|i| WEIGHTS.get(i).copied()).unwrap_or(1024)
-        };
-        if weight == 1024 { ns } else { ns.saturating_mul(1024) / weight }
+        }
     }
+
+    /// Virtual time that `ns` of its CPU time are worth.
+    pub(super) fn weighted(&self, ns: u64) -> u64 {
+        weighted(ns, self.weight())
+    }
+}
+
+/// Virtual time that `ns` of CPU time are worth at `weight`.
+pub(super) fn weighted(ns: u64, weight: u64) -> u64 {
+    if weight == 1024 { ns } else { ns.saturating_mul(1024) / weight.max(1) }
 }

@@ -5,7 +5,7 @@ use core::pin::Pin;
 use core::task::{Context, Poll};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use async_task::{Builder, Runnable, ScheduleInfo, WithInfo};
 
@@ -16,12 +16,16 @@ use crate::time::Nanos;
 
 type Ready = Runnable<Arc<Entity>>;
 
-/// How long a task runs while another waits.
+/// How long a task runs while another of its kind waits.
 const SLICE: Nanos = 4_000_000;
-/// A woken task that is this far behind the running one replaces it at once.
+/// The same for SCHED_RR among equals (sched_rr_get_interval(2)).
+const RR_SLICE: Nanos = 100_000_000;
+/// A woken task that is this far behind the running one replaces it, once that has run for as long: a wake of many must not make each of
+/// them run before the waker can go on.
 const WAKE_GRANULARITY: u64 = 1_000_000;
-/// A sleeper is placed at most this far before the queue, so that sleep does not store up CPU time.
-const SLEEPER_BONUS: u64 = 2_000_000;
+/// Of each period real-time tasks get at most so much while others wait (sched(7): sched_rt_period_us, sched_rt_runtime_us).
+const RT_PERIOD: Nanos = 1_000_000_000;
+const RT_RUNTIME: Nanos = 950_000_000;
 /// Entries a thief looks at in one queue.
 const STEAL_SCAN: usize = 32;
 
@@ -32,10 +36,15 @@ pub fn current_cpu() -> Option<usize> {
     CPU.get()
 }
 
+/// The order of a queue: class (real-time ones by priority, then all others), virtual run time within it, then turn.
+pub(super) type Key = (u32, u64, i64);
+
 #[derive(Default)]
 struct Queue {
-    ready: BTreeMap<(u64, u64), Ready>,
-    next: u64,
+    ready: BTreeMap<Key, Ready>,
+    /// Turns for the tail and, counting down, for the head.
+    tail: i64,
+    head: i64,
     min_vruntime: u64,
 }
 
@@ -45,16 +54,23 @@ struct Worker {
     waiting: AtomicUsize,
     /// Parked or about to be. Whoever resets it must unpark.
     idle: AtomicBool,
-    /// A preemption deadline is set.
-    armed: AtomicBool,
+    /// The preemption deadline that is set, or was: one that nobody needs any more is left to pass.
+    armed: AtomicU64,
     /// Makes a change of `armed` and of the platform's deadline one step.
     arming: Mutex<()>,
-    /// The running task should yield at its next preemption point.
-    resched: AtomicBool,
+    /// When the running task is to give way to one that waits.
+    due: AtomicU64,
     /// When the running task was picked.
     slice_start: AtomicU64,
-    /// Its virtual run time at that moment; u64::MAX if nothing runs.
+    /// Its virtual run time at that moment.
     running_vruntime: AtomicU64,
+    /// Its weight.
+    running_weight: AtomicU64,
+    /// Its precedence; IDLE if nothing runs.
+    running_class: AtomicU32,
+    /// Begin of the period, and CPU time that real-time tasks have had in it.
+    rt_period: AtomicU64,
+    rt_used: AtomicU64,
     /// Identity of the entity that ran last, for counting switches only.
     last: AtomicUsize,
     /// Switches from one task to another.
@@ -83,11 +99,15 @@ impl Scheduler {
                 queue: Mutex::new(Rank::RunQueue, Queue::default()),
                 waiting: AtomicUsize::new(0),
                 idle: AtomicBool::new(false),
-                armed: AtomicBool::new(false),
+                armed: AtomicU64::new(0),
                 arming: Mutex::new(Rank::Leaf, ()),
-                resched: AtomicBool::new(false),
+                due: AtomicU64::new(u64::MAX),
                 slice_start: AtomicU64::new(0),
-                running_vruntime: AtomicU64::new(u64::MAX),
+                running_vruntime: AtomicU64::new(0),
+                running_weight: AtomicU64::new(1024),
+                running_class: AtomicU32::new(IDLE),
+                rt_period: AtomicU64::new(0),
+                rt_used: AtomicU64::new(0),
                 last: AtomicUsize::new(0),
                 switches: AtomicU64::new(0),
                 user: AtomicU64::new(0),
@@ -113,9 +133,7 @@ impl Scheduler {
         self.shared
             .workers
             .iter()
-            .map(|w| {
-                w.waiting.load(Ordering::Relaxed) + usize::from(w.running_vruntime.load(Ordering::Relaxed) != u64::MAX)
-            })
+            .map(|w| w.waiting.load(Ordering::Relaxed) + usize::from(w.running_class.load(Ordering::Relaxed) != IDLE))
             .sum()
     }
 
@@ -161,12 +179,44 @@ impl Scheduler {
         if worker.waiting.load(Ordering::SeqCst) == 0 {
             return false;
         }
-        if worker.resched.swap(false, Ordering::SeqCst) {
+        let due = worker.due.load(Ordering::SeqCst);
+        if due == 0 {
             return true;
         }
-        let ran = self.shared.platform.monotonic().saturating_sub(worker.slice_start.load(Ordering::Relaxed));
         // The deadline's clock and this one differ a little, and an almost equal deadline is not set anew.
-        ran >= SLICE - SLICE / 4
+        let over = self.shared.platform.monotonic() >= due.saturating_sub(TOLERANCE);
+        if over && entity.is_round_robin() {
+            entity.let_pass();
+        }
+        over
+    }
+
+    /// Lets the parameters of a task take effect that have changed: if it waits for a CPU it is queued anew, if it runs the worker looks
+    /// again whose turn it is.
+    pub fn requeue(&self, entity: &Entity) {
+        let Some((cpu, key)) = entity.queued() else {
+            let cpu = entity.last_cpu();
+            if entity.clock.is_running()
+                && let Some(worker) = self.shared.workers.get(cpu)
+            {
+                worker.due.store(0, Ordering::SeqCst);
+                if current_cpu() != Some(cpu) {
+                    self.shared.platform.kick(cpu);
+                }
+            }
+            return;
+        };
+        let Some(worker) = self.shared.workers.get(cpu) else { return };
+        let ready = {
+            let mut q = worker.queue.lock();
+            // Keys are used once: what stands there is the same task.
+            let ready = q.ready.remove(&key);
+            worker.waiting.store(q.ready.len(), Ordering::SeqCst);
+            ready
+        };
+        if let Some(ready) = ready {
+            self.shared.enqueue(ready, false);
+        }
     }
 
     /// Whether a task waits for the calling worker.
@@ -176,7 +226,7 @@ impl Scheduler {
             .is_some_and(|w| w.waiting.load(Ordering::SeqCst) != 0)
     }
 
-    /// The task on the calling worker is about to enter the guest: arms preemption if somebody waits, disarms it if not.
+    /// The task on the calling worker is about to enter the guest: arms preemption if somebody waits.
     pub fn before_enter(&self) {
         if let Some(cpu) = current_cpu() {
             self.shared.adjust_preemption(cpu);
@@ -184,32 +234,55 @@ impl Scheduler {
     }
 }
 
+/// Precedence of a worker on which nothing runs: everything comes before it.
+const IDLE: u32 = u32::MAX;
+/// How far the clocks of deadlines and of this module may differ.
+const TOLERANCE: Nanos = SLICE / 8;
+
+impl Worker {
+    fn is_idle_now(&self) -> bool {
+        self.idle.load(Ordering::SeqCst)
+    }
+
+    /// Takes real-time tasks' time into account; gives what is left to them in this period.
+    fn rt_left(&self, now: Nanos) -> Nanos {
+        if now.saturating_sub(self.rt_period.load(Ordering::Relaxed)) >= RT_PERIOD {
+            self.rt_period.store(now, Ordering::Relaxed);
+            self.rt_used.store(0, Ordering::Relaxed);
+        }
+        RT_RUNTIME.saturating_sub(self.rt_used.load(Ordering::Relaxed))
+    }
+}
+
 impl Shared {
+    /// Sets the deadline at which the running task of `cpu` gives way, if somebody waits and none is set that comes early enough. One
+    /// that has become needless or too early stays: it costs an exit at most once a slice, taking it back would cost a host call a switch.
     fn adjust_preemption(&self, cpu: usize) {
         let Some(worker) = self.workers.get(cpu) else { return };
-        loop {
-            let waits = worker.waiting.load(Ordering::SeqCst) != 0;
-            if waits == worker.armed.load(Ordering::SeqCst) {
-                return;
-            }
-            let order = worker.arming.lock();
-            if worker.armed.swap(waits, Ordering::SeqCst) == waits {
-                return;
-            }
-            let left = waits.then(|| {
-                let ran = self.platform.monotonic().saturating_sub(worker.slice_start.load(Ordering::Relaxed));
-                SLICE.saturating_sub(ran).max(1)
-            });
-            self.platform.set_preemption(cpu, left);
-            drop(order);
-            // Somebody may have queued and armed in between; look again.
+        if worker.waiting.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let now = self.platform.monotonic();
+        let needed = |due: Nanos| {
+            let armed = worker.armed.load(Ordering::SeqCst);
+            armed <= now.saturating_add(TOLERANCE) || armed > due.saturating_add(TOLERANCE)
+        };
+        if !needed(worker.due.load(Ordering::SeqCst)) {
+            return;
+        }
+        let _order = worker.arming.lock();
+        let due = worker.due.load(Ordering::SeqCst);
+        if needed(due) {
+            let left = due.saturating_sub(now).max(1);
+            worker.armed.store(now.saturating_add(left), Ordering::SeqCst);
+            self.platform.set_preemption(cpu, Some(left));
         }
     }
 
     fn disarm(&self, cpu: usize, worker: &Worker) {
-        if worker.armed.load(Ordering::SeqCst) {
+        if worker.armed.load(Ordering::SeqCst) != 0 {
             let _order = worker.arming.lock();
-            if worker.armed.swap(false, Ordering::SeqCst) {
+            if worker.armed.swap(0, Ordering::SeqCst) != 0 {
                 self.platform.set_preemption(cpu, None);
             }
         }
@@ -217,9 +290,7 @@ impl Shared {
 
     fn idle_worker(&self, entity: &Entity, first: usize) -> Option<usize> {
         let n = self.workers.len();
-        (0..n)
-            .map(|i| (first + i) % n)
-            .find(|&cpu| self.workers[cpu].idle.load(Ordering::SeqCst) && entity.may_run_on(cpu))
+        (0..n).map(|i| (first + i) % n).find(|&cpu| self.workers[cpu].is_idle_now() && entity.may_run_on(cpu))
     }
 
     fn choose(&self, entity: &Entity, yielded: bool) -> usize {
@@ -231,30 +302,60 @@ impl Shared {
         if let Some(cpu) = self.idle_worker(entity, last) {
             return cpu;
         }
+        if entity.is_realtime() {
+            // Where the least urgent task runs; its own last place among equals.
+            let allowed = (0..n).map(|i| (last + i) % n).filter(|&cpu| entity.may_run_on(cpu));
+            let class = |cpu: &usize| core::cmp::Reverse(self.workers[*cpu].running_class.load(Ordering::Relaxed));
+            return allowed.min_by_key(class).unwrap_or(last);
+        }
         if entity.may_run_on(last) {
             return last;
         }
         (0..n).find(|&cpu| entity.may_run_on(cpu)).unwrap_or(last)
     }
 
+    /// Puts a task into the queue of `worker`; gives its virtual run time there.
+    fn insert(&self, cpu: usize, worker: &Worker, ready: Ready, yielded: bool) -> u64 {
+        let entity = ready.metadata().clone();
+        let passes = entity.passes();
+        let mut vruntime = entity.vruntime.load(Ordering::Relaxed);
+        let mut q = worker.queue.lock();
+        let fair = q.min_vruntime;
+        if entity.is_realtime() {
+            vruntime = 0;
+        } else if !yielded {
+            // Sleep does not store up CPU time.
+            vruntime = vruntime.max(fair);
+            // Virtual time of another queue may be far ahead; it means nothing here.
+            vruntime = vruntime.min(fair.saturating_add(2 * SLICE));
+            entity.vruntime.store(vruntime, Ordering::Relaxed);
+        } else if passes && let Some((&(class, first, _), _)) = q.ready.first_key_value() {
+            // sched_yield(2): behind the one that has waited longest.
+            if class == Entity::FAIR && first > vruntime {
+                vruntime = first;
+                entity.vruntime.store(vruntime, Ordering::Relaxed);
+            }
+        }
+        // A preempted real-time task stays the first of its priority.
+        let turn = if entity.is_realtime() && yielded && !passes {
+            q.head -= 1;
+            q.head
+        } else {
+            q.tail += 1;
+            q.tail
+        };
+        let key = (entity.class(), vruntime, turn);
+        entity.set_queued(Some((cpu, key)));
+        q.ready.insert(key, ready);
+        worker.waiting.store(q.ready.len(), Ordering::SeqCst);
+        vruntime
+    }
+
     fn enqueue(&self, ready: Ready, yielded: bool) {
         let entity = ready.metadata().clone();
         let cpu = self.choose(&entity, yielded);
         let Some(worker) = self.workers.get(cpu) else { return };
-        let mut vruntime = entity.vruntime.load(Ordering::Relaxed);
-        {
-            let mut q = worker.queue.lock();
-            if !yielded {
-                vruntime = vruntime.max(q.min_vruntime.saturating_sub(SLEEPER_BONUS));
-                // Virtual time of another queue may be far ahead; it means nothing here.
-                vruntime = vruntime.min(q.min_vruntime.saturating_add(2 * SLICE));
-                entity.vruntime.store(vruntime, Ordering::Relaxed);
-            }
-            q.next += 1;
-            let key = (vruntime, q.next);
-            q.ready.insert(key, ready);
-            worker.waiting.store(q.ready.len(), Ordering::SeqCst);
-        }
+        let vruntime = self.insert(cpu, worker, ready, yielded);
         if worker.idle.swap(false, Ordering::SeqCst) {
             self.platform.unpark(cpu);
             return;
@@ -268,11 +369,22 @@ impl Shared {
             self.adjust_preemption(cpu);
             return;
         }
-        let running = worker.running_vruntime.load(Ordering::Relaxed);
-        if running != u64::MAX && !yielded {
-            let ran = self.platform.monotonic().saturating_sub(worker.slice_start.load(Ordering::Relaxed));
-            if vruntime.saturating_add(WAKE_GRANULARITY) < running.saturating_add(ran) {
-                worker.resched.store(true, Ordering::SeqCst);
+        let running = worker.running_class.load(Ordering::Relaxed);
+        if running != IDLE && !yielded {
+            let start = worker.slice_start.load(Ordering::Relaxed);
+            let now = self.platform.monotonic();
+            if entity.precedence() < running {
+                // More urgent, or the running one is SCHED_IDLE.
+                worker.due.store(0, Ordering::SeqCst);
+            } else if running == entity.precedence() && running >= Entity::FAIR && !entity.is_batch() {
+                let weight = worker.running_weight.load(Ordering::Relaxed);
+                let ran = super::entity::weighted(now.saturating_sub(start), weight);
+                let ahead = worker.running_vruntime.load(Ordering::Relaxed).saturating_add(ran);
+                if vruntime.saturating_add(WAKE_GRANULARITY) < ahead {
+                    worker.due.fetch_min(start.saturating_add(WAKE_GRANULARITY), Ordering::SeqCst);
+                }
+            }
+            if worker.due.load(Ordering::SeqCst) <= now {
                 if current_cpu() != Some(cpu) {
                     self.platform.kick(cpu);
                 }
@@ -284,11 +396,25 @@ impl Shared {
         }
     }
 
+    /// The key of the task to run next on `cpu`: the first, unless it is a real-time task whose share of the period is used up while
+    /// others wait.
+    fn next(&self, worker: &Worker, q: &Queue) -> Option<Key> {
+        let (&first, _) = q.ready.first_key_value()?;
+        if first.0 < Entity::FAIR && worker.rt_left(self.platform.monotonic()) == 0 {
+            let fair = q.ready.range((Entity::FAIR, 0, i64::MIN)..).next();
+            return Some(fair.map_or(first, |(&key, _)| key));
+        }
+        Some(first)
+    }
+
     fn pop(&self, cpu: usize) -> Option<Ready> {
         let worker = self.workers.get(cpu)?;
         let mut q = worker.queue.lock();
-        let ((vruntime, _), ready) = q.ready.pop_first()?;
-        q.min_vruntime = q.min_vruntime.max(vruntime);
+        let key = self.next(worker, &q)?;
+        let ready = q.ready.remove(&key)?;
+        if key.0 == Entity::FAIR {
+            q.min_vruntime = q.min_vruntime.max(key.1);
+        }
         worker.waiting.store(q.ready.len(), Ordering::SeqCst);
         Some(ready)
     }
@@ -308,11 +434,13 @@ impl Shared {
             };
             let ready = q.ready.remove(&key);
             victim.waiting.store(q.ready.len(), Ordering::SeqCst);
-            let lag = key.0.saturating_sub(q.min_vruntime).min(2 * SLICE);
+            let lag = key.1.saturating_sub(q.min_vruntime).min(2 * SLICE);
             drop(q);
             if let Some(ready) = ready {
-                let mine = self.workers[cpu].queue.lock().min_vruntime;
-                ready.metadata().vruntime.store(mine.saturating_add(lag), Ordering::Relaxed);
+                if key.0 == Entity::FAIR {
+                    let mine = self.workers[cpu].queue.lock().min_vruntime;
+                    ready.metadata().vruntime.store(mine.saturating_add(lag), Ordering::Relaxed);
+                }
                 return Some(ready);
             }
         }
@@ -354,10 +482,20 @@ impl Shared {
         if worker.last.swap(identity, Ordering::Relaxed) != identity {
             worker.switches.fetch_add(1, Ordering::Relaxed);
         }
+        entity.set_queued(None);
+        let realtime = entity.is_realtime();
+        let slice = match (realtime, entity.is_round_robin()) {
+            (false, _) => SLICE,
+            (true, round_robin) => {
+                let left = worker.rt_left(start).max(SLICE);
+                if round_robin { left.min(RR_SLICE) } else { left }
+            }
+        };
         worker.slice_start.store(start, Ordering::Relaxed);
         worker.running_vruntime.store(vruntime, Ordering::Relaxed);
-        worker.resched.store(false, Ordering::SeqCst);
-        self.disarm(cpu, worker);
+        worker.running_weight.store(entity.weight(), Ordering::Relaxed);
+        worker.running_class.store(entity.precedence(), Ordering::Relaxed);
+        worker.due.store(start.saturating_add(slice), Ordering::SeqCst);
         let before = entity.clock.times(start);
         let rescheduled = ready.run();
         // The task may already run elsewhere: what it uses there is counted here, which only shifts it between CPUs.
@@ -365,7 +503,11 @@ impl Shared {
         worker.user.fetch_add(after.0.saturating_sub(before.0), Ordering::Relaxed);
         worker.system.fetch_add(after.1.saturating_sub(before.1), Ordering::Relaxed);
         entity.clock.count_switch(!rescheduled);
-        worker.running_vruntime.store(u64::MAX, Ordering::Relaxed);
+        worker.running_class.store(IDLE, Ordering::Relaxed);
+        if realtime {
+            let ran = self.platform.monotonic().saturating_sub(start);
+            worker.rt_used.fetch_add(ran, Ordering::Relaxed);
+        }
     }
 }
 

@@ -18,10 +18,10 @@ pub const ROWS: &[Row] = &[
     row!(24, sched_yield(), both yield_fast, sched_yield, Full),
     row!(140, getpriority(which: i32, who: i32), fast getpriority, Full),
     row!(141, setpriority(which: i32, who: i32, niceval: i32), fast setpriority, Full),
-    row!(142, sched_setparam(pid: i32, param: UserPtr<i32>), fast sched_setparam, Partial, "real-time policies run by weight"),
+    row!(142, sched_setparam(pid: i32, param: UserPtr<i32>), fast sched_setparam, Full),
     row!(143, sched_getparam(pid: i32, param: UserPtr<i32>), fast sched_getparam, Full),
     row!(144, sched_setscheduler(pid: i32, policy: i32, param: UserPtr<i32>), fast sched_setscheduler, Partial,
-        "real-time policies run by weight; no SCHED_DEADLINE"),
+        "no SCHED_DEADLINE"),
     row!(145, sched_getscheduler(pid: i32), fast sched_getscheduler, Full),
     row!(146, sched_get_priority_max(policy: i32), fast priority_max, Full),
     row!(147, sched_get_priority_min(policy: i32), fast priority_min, Full),
@@ -30,7 +30,7 @@ pub const ROWS: &[Row] = &[
     row!(204, sched_getaffinity(pid: i32, len: u32, mask: UserAddr), fast getaffinity, Full),
     row!(309, getcpu(cpu: UserPtr<u32>, node: UserPtr<u32>, cache: UserAddr), fast getcpu, Full),
     row!(314, sched_setattr(pid: i32, attr: UserAddr, flags: u32), fast setattr, Partial,
-        "real-time policies run by weight; no SCHED_DEADLINE, no utilization clamps"),
+        "no SCHED_DEADLINE, no utilization clamps"),
     row!(315, sched_getattr(pid: i32, attr: UserAddr, size: u32, flags: u32), fast getattr, Full),
 ];
 
@@ -39,7 +39,8 @@ fn yield_fast(task: &Arc<Task>) -> Result<Option<u64>> {
     Ok((!task.kernel().sched.somebody_waits()).then_some(0))
 }
 
-async fn sched_yield(_task: &Arc<Task>) -> Result<u64> {
+async fn sched_yield(task: &Arc<Task>) -> Result<u64> {
+    task.sched.let_pass();
     yield_now().await;
     Ok(0)
 }
@@ -161,6 +162,7 @@ fn set_policy(task: &Arc<Task>, target: &Arc<Task>, new: Policy, nice: Option<i3
     if let Some(nice) = nice.filter(|_| !is_realtime(new.number)) {
         target.sched.set_nice(nice);
     }
+    task.kernel().sched.requeue(&target.sched);
     Ok(())
 }
 
@@ -243,6 +245,7 @@ fn setaffinity(task: &Arc<Task>, pid: i32, len: u32, mask: UserAddr) -> Result<u
         return Err(Errno::EINVAL);
     }
     target.sched.set_affinity(set, cpus);
+    task.kernel().sched.requeue(&target.sched);
     // If it runs where it may no longer, its next look moves it.
     target.kick();
     Ok(0)
