@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Condvar;
 
+use crate::fs::pipe::PipeSlots;
 use crate::fs::tmpfs::TmpShared;
 use crate::futex::Futexes;
 use crate::loader::vdso::Vdso;
@@ -15,6 +16,7 @@ use crate::ns::uts::UtsNamespace;
 use crate::platform::Platform;
 use crate::sched::Scheduler;
 use crate::signal::queue::PendingCounts;
+use crate::socket::unix_gc::Flights;
 use crate::syscalls::dispatch::Dispatch;
 use crate::syscalls::strace::Trace;
 use crate::task::ThreadGroup;
@@ -85,6 +87,10 @@ pub struct Kernel {
     pub trace: OnceLock<Trace>,
     /// Where memfd_create(2)'s files live.
     pub shmem: Arc<TmpShared>,
+    /// Descriptors in flight between sockets.
+    pub flights: Arc<Flights>,
+    /// Slots of all pipes.
+    pub pipe_slots: Arc<PipeSlots>,
     /// The initial mount namespace; set with the first process, and kept for as long as the sandbox.
     pub mounts: OnceLock<Arc<MountNamespace>>,
     first_ns: OnceLock<Arc<NsProxy>>,
@@ -123,6 +129,8 @@ impl Kernel {
             futexes: Futexes::default(),
             vdso: Vdso::new(&*platform).ok(),
             shmem: TmpShared::kernel_internal(platform.clone()),
+            flights: Arc::default(),
+            pipe_slots: Arc::default(),
             started: platform.monotonic(),
             platform,
             config,

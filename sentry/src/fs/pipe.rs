@@ -11,13 +11,14 @@ use linux_raw_sys::ioctl::FIONREAD;
 use super::anon::{AnonInode, DEV_PIPEFS, put_user};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
-use crate::mm::{IoDest, IoSource};
+use crate::mm::{Charge, IoDest, IoSource};
+use crate::platform::KernelMemory;
 use crate::platform::host::AttrChange;
 use crate::task::Task;
 use crate::vfs::attachments::Attachments;
 use crate::vfs::file::Caller;
 use crate::vfs::{File, FileOps, OpenFlags, OpenResult};
-use crate::{Errno, Result};
+use crate::{Errno, Kernel, Result};
 
 const PAGE: usize = 4096;
 /// Buffers of a new pipe: 64 KiB.
@@ -26,36 +27,17 @@ const DEFAULT_SLOTS: usize = 16;
 const MIN_SLOTS: usize = 2;
 /// /proc/sys/fs/pipe-user-pages-soft: slots of all pipes beyond which an unprivileged owner gets small pipes.
 const SOFT_SLOTS: usize = 16384;
-/// Pages that all pipes together may hold, whoever asks: what bounds the sentry's memory.
-const MAX_PAGES: usize = 131_072;
 /// /proc/sys/fs/pipe-max-size, bytes.
 pub const PIPE_MAX_SIZE: usize = 1 << 20;
 /// Spare pages kept by a pipe.
 const SPARE: usize = 4;
 
-/// Slots of all pipes.
-static SLOTS: AtomicUsize = AtomicUsize::new(0);
-/// Pages of all pipes.
-static PAGES: AtomicUsize = AtomicUsize::new(0);
+/// What all pipes of a sandbox share.
+#[derive(Default)]
+pub struct PipeSlots(AtomicUsize);
 
-/// A page of a pipe, counted as long as it exists.
+/// A page of a pipe.
 struct Page(Box<[u8]>);
-
-impl Page {
-    fn new() -> Result<Page> {
-        if PAGES.fetch_add(1, Ordering::Relaxed) >= MAX_PAGES {
-            PAGES.fetch_sub(1, Ordering::Relaxed);
-            return Err(Errno::ENOMEM);
-        }
-        Ok(Page(vec![0; PAGE].into_boxed_slice()))
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        PAGES.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 struct Buffer {
     page: Page,
@@ -71,16 +53,24 @@ struct Inner {
     slots: usize,
     readers: usize,
     writers: usize,
+    /// For the pages held and spare.
+    charge: Charge,
 }
 
 impl Inner {
     fn page(&mut self) -> Result<Page> {
-        self.spare.pop().map_or_else(Page::new, Ok)
+        if let Some(page) = self.spare.pop() {
+            return Ok(page);
+        }
+        self.charge.add(PAGE)?;
+        Ok(Page(vec![0; PAGE].into_boxed_slice()))
     }
 
     fn recycle(&mut self, page: Page) {
         if self.spare.len() < SPARE {
             self.spare.push(page);
+        } else {
+            self.charge.sub(PAGE);
         }
     }
 
@@ -92,6 +82,7 @@ impl Inner {
 /// The object between the ends.
 pub struct Pipe {
     inner: Mutex<Inner>,
+    all: Arc<PipeSlots>,
     queue: Arc<WaitQueue>,
     /// Opens for reading and writing so far: what a blocked open of the other side waits for.
     reader_opens: AtomicU64,
@@ -102,18 +93,21 @@ pub struct Pipe {
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        SLOTS.fetch_sub(self.inner.get_mut().slots, Ordering::Relaxed);
+        self.all.0.fetch_sub(self.inner.get_mut().slots, Ordering::Relaxed);
     }
 }
 
 impl Pipe {
-    fn new(privileged: bool) -> Arc<Pipe> {
-        let used = SLOTS.load(Ordering::Relaxed);
+    fn new(kernel: &Kernel, privileged: bool) -> Arc<Pipe> {
+        let all = kernel.pipe_slots.clone();
+        let used = all.0.load(Ordering::Relaxed);
         let slots = if used > SOFT_SLOTS && !privileged { MIN_SLOTS } else { DEFAULT_SLOTS };
-        SLOTS.fetch_add(slots, Ordering::Relaxed);
-        let inner = Inner { buffers: VecDeque::new(), spare: Vec::new(), slots, readers: 0, writers: 0 };
+        all.0.fetch_add(slots, Ordering::Relaxed);
+        let charge = Charge::empty(&kernel.platform, KernelMemory::Buffer);
+        let inner = Inner { buffers: VecDeque::new(), spare: Vec::new(), slots, readers: 0, writers: 0, charge };
         Arc::new(Pipe {
             inner: Mutex::new(Rank::Pipe, inner),
+            all,
             queue: WaitQueue::new(),
             reader_opens: AtomicU64::new(0),
             writer_opens: AtomicU64::new(0),
@@ -133,15 +127,15 @@ impl Pipe {
         }
         let slots = bytes.div_ceil(PAGE).max(1).next_power_of_two();
         let mut inner = self.inner.lock();
-        let used = SLOTS.load(Ordering::Relaxed);
+        let used = self.all.0.load(Ordering::Relaxed);
         if slots > inner.slots && !privileged && (slots * PAGE > PIPE_MAX_SIZE || used > SOFT_SLOTS) {
             return Err(Errno::EPERM);
         }
         if slots < inner.buffers.len() {
             return Err(Errno::EBUSY);
         }
-        SLOTS.fetch_add(slots, Ordering::Relaxed);
-        SLOTS.fetch_sub(inner.slots, Ordering::Relaxed);
+        self.all.0.fetch_add(slots, Ordering::Relaxed);
+        self.all.0.fetch_sub(inner.slots, Ordering::Relaxed);
         inner.slots = slots;
         drop(inner);
         self.queue.wake(Events::WRITABLE);
@@ -469,13 +463,14 @@ impl Default for FifoSlot {
 
 /// Opens a FIFO whose inode keeps `attachments`; the caller waits while [`FileOps::open_blocks`]. ENXIO for a write-only
 /// O_NONBLOCK open without a reader.
-pub fn open_fifo(attachments: &Attachments, flags: OpenFlags) -> Result<Arc<dyn FileOps>> {
+pub fn open_fifo(caller: &dyn Caller, attachments: &Attachments, flags: OpenFlags) -> Result<Arc<dyn FileOps>> {
     let slot = attachments.get_or_insert_with(FifoSlot::default);
     let found = slot.pipe.lock().upgrade();
     let pipe = if let Some(pipe) = found {
         pipe
     } else {
-        let made = Pipe::new(false);
+        let task = caller.as_any().downcast_ref::<Task>().ok_or(Errno::ENXIO)?;
+        let made = Pipe::new(task.kernel(), false);
         let mut current = slot.pipe.lock();
         current.upgrade().unwrap_or_else(|| {
             *current = Arc::downgrade(&made);
@@ -488,7 +483,7 @@ pub fn open_fifo(attachments: &Attachments, flags: OpenFlags) -> Result<Arc<dyn 
 /// pipe2(2): the read end and the write end. `flags` may hold O_NONBLOCK, O_DIRECT.
 pub fn new_pipe(task: &Task, flags: OpenFlags) -> Result<(Arc<File>, Arc<File>)> {
     let privileged = task.credentials().has(crate::ns::user::Caps::SYS_RESOURCE);
-    let pipe = Pipe::new(privileged);
+    let pipe = Pipe::new(task.kernel(), privileged);
     let inode = Arc::new(AnonInode::new(task, DEV_PIPEFS, 0o010_600));
     let reader = PipeEnd::new(&pipe, true, false, Some(inode.clone()));
     let writer = PipeEnd::new(&pipe, false, true, Some(inode));

@@ -180,6 +180,7 @@ impl AddressSpace {
             if state.vmas.len() + state.vmas.splits(start, last) > MAX_MAP_COUNT {
                 return Err(Errno::EAGAIN);
             }
+            state.charge_vmas(2).map_err(|_| Errno::EAGAIN)?;
             let unchanged = state.vmas.overlapping(start, last).all(|v| (v.flags | set) - clear == v.flags);
             if !unchanged {
                 state.vmas.change_range(start, last, |vma| vma.flags = (vma.flags | set) - clear);
@@ -220,6 +221,7 @@ impl AddressSpace {
         if state.vmas.len() + state.vmas.splits(start, end) > MAX_MAP_COUNT {
             return Err(Errno::ENOMEM);
         }
+        state.charge_vmas(2)?;
         let whole = state.vmas.mapped_pages(start, end) == (end - start) / PAGE_SIZE;
         state.vmas.change_range(start, end, |vma| vma.name.clone_from(&name));
         if whole { Ok(()) } else { Err(Errno::ENOMEM) }
@@ -333,6 +335,7 @@ impl AddressSpace {
             if state.vmas.len() + state.vmas.splits(start, at) > MAX_MAP_COUNT {
                 return Err(Errno::ENOMEM);
             }
+            state.charge_vmas(2)?;
             state.vmas.change_range(start, at, |vma| {
                 let lockable = !matches!(vma.backing, Backing::Special { .. });
                 vma.flags -= MapFlags::LOCKED | MapFlags::LOCKED_ONFAULT;

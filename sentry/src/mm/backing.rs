@@ -1,7 +1,9 @@
 //! What a file must offer to be mapped.
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
 use super::AddressSpace;
+use crate::lock::{Mutex, Rank};
 use crate::platform::PhysAddr;
 use crate::{Errno, Result};
 
@@ -21,10 +23,38 @@ pub enum MappedPage {
     },
 }
 
+/// The spaces that have mapped an object, for [`Mappable::add_mapper`]. They are held weakly.
+pub struct Mappers {
+    spaces: Mutex<HashMap<usize, Weak<AddressSpace>>>,
+}
+
+impl Default for Mappers {
+    fn default() -> Self {
+        Mappers { spaces: Mutex::new(Rank::Mapping, HashMap::new()) }
+    }
+}
+
+impl Mappers {
+    /// Remembers `space`.
+    pub fn add(&self, space: &Arc<AddressSpace>) {
+        let mut spaces = self.spaces.lock();
+        spaces.insert(Arc::as_ptr(space) as usize, Arc::downgrade(space));
+        // What is gone is looked for when there is twice as much: O(1) on average.
+        if spaces.len() >= 64 && spaces.len().is_power_of_two() {
+            spaces.retain(|_, s| s.strong_count() > 0);
+        }
+    }
+
+    /// Those that are still there.
+    pub fn all(&self) -> Vec<Arc<AddressSpace>> {
+        self.spaces.lock().values().filter_map(Weak::upgrade).collect()
+    }
+}
+
 /// An object that can be mapped: a file's contents. Identity (for shared futexes and /proc/PID/maps) is `key`.
 ///
-/// All but `add_mapper` are called with an address space locked: implementations take locks of rank `Mapping` and above
-/// only, and copy to or from no user memory.
+/// All are called with an address space locked: implementations take locks of rank `Mapping` and above only, and copy to or
+/// from no user memory.
 pub trait Mappable: Send + Sync {
     /// (device, inode) as stat(2) gives them; also the identity for shared futex keys.
     fn key(&self) -> (u64, u64);

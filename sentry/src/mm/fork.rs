@@ -30,6 +30,8 @@ impl AddressSpace {
         let mut objects = Vec::new();
         let (child, failed) = {
             let mut parent = self.state.write();
+            // Before the copy, which may be large.
+            let charge = parent.charge.another(parent.charge.bytes())?;
             let mut vmas = parent.vmas.filtered(|vma| {
                 // Locks are not inherited (mlock(2)).
                 vma.flags -= MapFlags::LOCKED | MapFlags::LOCKED_ONFAULT;
@@ -45,6 +47,7 @@ impl AddressSpace {
             }
             let state = State {
                 vmas,
+                charge,
                 limits: SpaceLimits { ..parent.limits },
                 mmap_base: parent.mmap_base,
                 brk_base: parent.brk_base,
@@ -56,6 +59,10 @@ impl AddressSpace {
                 hot: parent.hot.clone(),
             };
             let child = Self::from_state(self.platform.clone(), state, image)?;
+            // Whoever takes pages out of an object meanwhile must find the child before its tables show them.
+            for object in &objects {
+                object.add_mapper(&child);
+            }
             let (runs, hot) = self.share_pages(&mut parent);
             let failed = {
                 let mut state = child.state.write_nested();
@@ -81,9 +88,6 @@ impl AddressSpace {
             return Err(Errno::ENOMEM);
         }
         child.barrier_registrations(self.barrier_registrations(0));
-        for object in objects {
-            object.add_mapper(&child);
-        }
         Ok(child)
     }
 

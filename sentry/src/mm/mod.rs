@@ -2,6 +2,7 @@
 //! Owns who may touch which address; never file contents (see `backing::Mappable`) nor page-table formats (the platform's).
 pub mod advise;
 pub mod backing;
+pub mod charge;
 pub mod fault;
 mod fork;
 mod gaps;
@@ -11,6 +12,7 @@ pub mod protect;
 pub mod remap;
 pub mod shared;
 pub mod space;
+mod state;
 #[cfg(test)]
 mod tests;
 pub mod usercopy;
@@ -19,7 +21,8 @@ mod vma;
 /// Clears the offset within a page.
 pub(crate) const PAGE_MASK: u64 = !(guest_abi::layout::PAGE_SIZE - 1);
 
-pub use backing::Mappable;
+pub use backing::{Mappable, Mappers};
+pub use charge::Charge;
 pub use image::ImageInfo;
 pub use io::{IoDest, IoSource, Pinned};
 pub use space::{

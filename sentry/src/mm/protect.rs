@@ -36,6 +36,7 @@ impl AddressSpace {
             if state.vmas.len() + state.vmas.splits(start, good_end) > MAX_MAP_COUNT {
                 return Err(Errno::ENOMEM);
             }
+            state.charge_vmas(2)?;
             self.protect_range(&mut state, start, good_end, prot);
             let stack_top = prot.contains(Prot::WRITE)
                 && state

@@ -69,6 +69,7 @@ impl AddressSpace {
             if state.vmas.len() + 2 >= MAX_MAP_COUNT - 3 {
                 return Err(Errno::ENOMEM);
             }
+            state.charge_vmas(4)?;
             if let Some(wanted) = flags.fixed {
                 Self::check_fixed(wanted.0, new_len)?;
                 self.unmap_locked(state, wanted.0, wanted.0 + new_len, removed);
@@ -108,6 +109,7 @@ impl AddressSpace {
         if state.vmas.len() >= MAX_MAP_COUNT - 3 {
             return Err(Errno::ENOMEM);
         }
+        state.charge_vmas(3)?;
         let target = match flags.fixed {
             Some(wanted) => wanted.0,
             None => {

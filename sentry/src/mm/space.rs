@@ -11,10 +11,11 @@ use guest_abi::layout::{MMAP_MIN_ADDR, PAGE_SIZE, TASK_SIZE};
 use super::fault::Hot;
 use super::image::ImageInfo;
 use super::shared::SharedAnonymous;
+pub(super) use super::state::{State, is_private_page};
 use super::vma::{Ahead, Backing, Vma, VmaTree};
-use super::{Mappable, PAGE_MASK};
+use super::{Charge, Mappable, PAGE_MASK};
 use crate::lock::{Mutex, Rank, RwLock};
-use crate::platform::{GuestSpace, Memory, PhysAddr, Platform, Pte, PteFlags};
+use crate::platform::{GuestSpace, KernelMemory, Memory, PhysAddr, Platform, Pte, PteFlags};
 use crate::{Errno, Result};
 
 bitflags! {
@@ -184,49 +185,6 @@ impl Default for SpaceLimits {
     }
 }
 
-/// What is behind the space's lock.
-pub(super) struct State {
-    pub vmas: VmaTree,
-    pub limits: SpaceLimits,
-    /// Mappings are placed below this address.
-    pub mmap_base: u64,
-    pub brk_base: u64,
-    pub brk: u64,
-    /// LOCKED and LOCKED_ONFAULT for mappings to come (mlockall MCL_FUTURE).
-    pub future: MapFlags,
-    /// Present pages owned by this space (anonymous memory).
-    pub anonymous: u64,
-    /// Present pages of objects.
-    pub object_pages: u64,
-    /// The largest number of present pages seen.
-    pub peak: u64,
-    /// Pages written soon after a fork: the next fork copies them at once.
-    pub hot: Arc<Mutex<Hot>>,
-}
-
-impl State {
-    /// Counts an entry as present.
-    pub(super) fn count_in(&mut self, flags: PteFlags, pages: u64) {
-        if is_private_page(flags) {
-            self.anonymous += pages;
-        } else {
-            self.object_pages += pages;
-        }
-        self.peak = self.peak.max(self.anonymous + self.object_pages);
-    }
-
-    /// Counts an entry as gone.
-    pub(super) fn count_out(&mut self, flags: PteFlags) {
-        let n = if is_private_page(flags) { &mut self.anonymous } else { &mut self.object_pages };
-        *n = n.saturating_sub(1);
-    }
-}
-
-/// Whether the entry's frame belongs to this space (or its forks) alone.
-pub(super) fn is_private_page(flags: PteFlags) -> bool {
-    flags.contains(PteFlags::OWNED) && !flags.contains(PteFlags::OBJECT)
-}
-
 /// What a change took out. It is let go only after the space's lock: dropping a file runs code of other modules.
 #[derive(Default)]
 pub(super) struct Removed {
@@ -295,6 +253,7 @@ impl AddressSpace {
         let shift = (u64::from_le_bytes(random) & ((1 << 28) - 1)) * PAGE_SIZE;
         let state = State {
             vmas: VmaTree::default(),
+            charge: Charge::empty(platform, KernelMemory::Slab),
             limits,
             mmap_base: TASK_SIZE.saturating_sub(gap).saturating_sub(shift).max(TASK_SIZE / 6),
             brk_base: 0,
@@ -394,6 +353,7 @@ impl AddressSpace {
         if state.vmas.len() > MAX_MAP_COUNT {
             return Err(Errno::ENOMEM);
         }
+        state.charge_vmas(3)?;
         let fixed = flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE);
         let addr = if fixed {
             Self::check_fixed(wanted, len)?;
@@ -496,11 +456,11 @@ impl AddressSpace {
         {
             let mut state = self.state.write();
             // Cutting a hole needs one VMA more.
-            if state.vmas.splits(addr.0, end) == 2
-                && state.vmas.find(addr.0).is_some_and(|v| v.end > end)
-                && state.vmas.len() >= MAX_MAP_COUNT
-            {
-                return Err(Errno::ENOMEM);
+            if state.vmas.splits(addr.0, end) == 2 && state.vmas.find(addr.0).is_some_and(|v| v.end > end) {
+                if state.vmas.len() >= MAX_MAP_COUNT {
+                    return Err(Errno::ENOMEM);
+                }
+                state.charge_vmas(1)?;
             }
             self.unmap_locked(&mut state, addr.0, end, &mut removed);
         }
@@ -642,6 +602,7 @@ impl AddressSpace {
             let locked = (state.vmas.locked + pages).saturating_mul(PAGE_SIZE) > state.limits.memlock;
             if !room
                 || state.vmas.len() > MAX_MAP_COUNT
+                || state.charge_vmas(1).is_err()
                 || (flags.contains(MapFlags::LOCKED) && locked)
                 || self.may_expand(state, pages, prot, flags).is_err()
             {

@@ -147,6 +147,25 @@ pub trait GuestSpace: Send + Sync + Any {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// What the sentry keeps its own memory for, as /proc/meminfo tells it apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum KernelMemory {
+    /// Objects: descriptions, inodes, names, VMAs, signals (Slab).
+    Slab,
+    /// Tasks (KernelStack).
+    Task,
+    /// Bytes in flight in pipes and sockets.
+    Buffer,
+}
+
+impl KernelMemory {
+    /// How many purposes there are.
+    pub const COUNT: usize = 3;
+    /// All of them.
+    pub const ALL: [KernelMemory; Self::COUNT] = [KernelMemory::Slab, KernelMemory::Task, KernelMemory::Buffer];
+}
+
 /// Guest-physical memory: reference-counted 4 KiB frames, and byte access to frames and windows.
 ///
 /// Access never faults the host: memory that the host cannot supply gives EFAULT.
@@ -199,7 +218,17 @@ pub trait Memory: Send + Sync {
     /// Atomically replaces an aligned u32 if it equals `old`; gives the value found.
     fn compare_exchange_u32(&self, pa: PhysAddr, old: u32, new: u32) -> Result<u32, Errno>;
 
-    /// Bytes in allocated frames now.
+    /// Counts `bytes` of the sentry's own memory against the sandbox's limit; `mm::Charge` is how it is used. ENOMEM beyond
+    /// the limit.
+    fn charge(&self, what: KernelMemory, bytes: u64) -> Result<(), Errno>;
+
+    /// Gives back what `charge` took.
+    fn uncharge(&self, what: KernelMemory, bytes: u64);
+
+    /// Bytes charged for one purpose now.
+    fn charged(&self, what: KernelMemory) -> u64;
+
+    /// Bytes in allocated frames and charged now.
     fn used(&self) -> u64;
 
     /// The largest `used` so far.

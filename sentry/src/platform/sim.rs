@@ -9,7 +9,7 @@ use guest_abi::Errno;
 use guest_abi::layout::PAGE_SIZE;
 
 use super::host::Window;
-use super::{Exit, Fpu, GuestSpace, Memory, PhysAddr, Platform, Pte, PteFlags, TscClock, UserContext};
+use super::{Exit, Fpu, GuestSpace, KernelMemory, Memory, PhysAddr, Platform, Pte, PteFlags, TscClock, UserContext};
 use crate::lock::{Mutex, Rank};
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -21,6 +21,7 @@ struct Frames {
     free: Vec<usize>,
     used: u64,
     peak: u64,
+    charged: [u64; KernelMemory::COUNT],
 }
 
 impl Frames {
@@ -196,6 +197,28 @@ impl Memory for SimMemory {
             }
         })?;
         Ok(found)
+    }
+
+    fn charge(&self, what: KernelMemory, bytes: u64) -> Result<(), Errno> {
+        let mut f = self.frames.lock();
+        if bytes > self.limit().saturating_sub(f.used) {
+            return Err(Errno::ENOMEM);
+        }
+        f.used += bytes;
+        f.peak = f.peak.max(f.used);
+        f.charged[what as usize] += bytes;
+        Ok(())
+    }
+
+    fn uncharge(&self, what: KernelMemory, bytes: u64) {
+        let mut f = self.frames.lock();
+        assert!(bytes <= f.charged[what as usize], "more uncharged than charged of {what:?}");
+        f.charged[what as usize] -= bytes;
+        f.used -= bytes;
+    }
+
+    fn charged(&self, what: KernelMemory) -> u64 {
+        self.frames.lock().charged[what as usize]
     }
 
     fn used(&self) -> u64 {

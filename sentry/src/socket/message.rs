@@ -5,13 +5,14 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::unix_gc;
+use super::unix_gc::Flights;
 use crate::event::{Events, WaitQueue};
-use crate::mm::{IoDest, IoSource};
+use crate::mm::{self, IoDest, IoSource};
 use crate::ns::user::Credentials;
+use crate::platform::{KernelMemory, Platform};
 use crate::task::{Pid, Task};
 use crate::vfs::File;
-use crate::{Errno, Result};
+use crate::{Errno, Kernel, Result};
 
 /// Largest piece of a stream kept as one segment.
 pub const CHUNK: usize = 32 << 10;
@@ -58,19 +59,25 @@ impl Creds {
 /// Descriptors in flight; counted against the sender's RLIMIT_NOFILE as long as they are.
 pub struct InFlight {
     files: Vec<Arc<File>>,
+    flights: Arc<Flights>,
+    _charge: mm::Charge,
 }
 
-static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
+/// What the sentry keeps for a message with descriptors, and for each descriptor.
+const FLIGHT_COST: usize = 192;
+const FLIGHT_FILE_COST: usize = 96;
 
 impl InFlight {
-    /// Sends `files` on their way. ETOOMANYREFS beyond `limit` in flight.
-    pub fn new(files: Vec<Arc<File>>, limit: u64) -> Result<InFlight> {
-        if IN_FLIGHT.load(Ordering::Relaxed) as u64 > limit {
-            unix_gc::collect();
+    /// Sends `files` on their way. ETOOMANYREFS beyond `limit` in flight, ENOMEM at the sandbox's memory limit.
+    pub fn new(kernel: &Kernel, files: Vec<Arc<File>>, limit: u64) -> Result<InFlight> {
+        let flights = kernel.flights.clone();
+        let cost = files.len().saturating_mul(FLIGHT_FILE_COST).saturating_add(FLIGHT_COST);
+        let charge = mm::Charge::new(&kernel.platform, KernelMemory::Slab, cost)?;
+        if flights.count() as u64 > limit {
+            flights.collect();
         }
-        let now = IN_FLIGHT.fetch_add(files.len(), Ordering::Relaxed);
-        let flight = InFlight { files };
-        unix_gc::depart(&flight.files);
+        let now = flights.depart(&files);
+        let flight = InFlight { files, flights, _charge: charge };
         if now as u64 > limit {
             return Err(Errno::ETOOMANYREFS);
         }
@@ -85,8 +92,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        IN_FLIGHT.fetch_sub(self.files.len(), Ordering::Relaxed);
-        unix_gc::arrive(&self.files);
+        self.flights.arrive(&self.files);
         close_in_turn(core::mem::take(&mut self.files));
     }
 }
@@ -116,13 +122,9 @@ fn close_in_turn(files: Vec<Arc<File>>) {
     CLOSING.with_borrow_mut(|closing| *closing = None);
 }
 
-/// Bytes that the queues of all sockets hold.
-static QUEUED: AtomicUsize = AtomicUsize::new(0);
-/// What bounds them, whatever the senders' buffers allow: the sentry's memory.
-const MAX_QUEUED: usize = 512 << 20;
-
-/// A sender's SO_SNDBUF account.
+/// A sender's SO_SNDBUF account. What it has sent and nobody has received yet is charged to the sandbox's memory too.
 pub struct Budget {
+    platform: Arc<dyn Platform>,
     used: AtomicUsize,
     limit: AtomicUsize,
     queue: Arc<WaitQueue>,
@@ -130,15 +132,18 @@ pub struct Budget {
 
 impl Budget {
     /// An account of `limit` bytes; `queue` is told when there is room again.
-    pub fn new(limit: usize, queue: Arc<WaitQueue>) -> Arc<Budget> {
-        Arc::new(Budget { used: AtomicUsize::new(0), limit: AtomicUsize::new(limit), queue })
+    pub fn new(platform: &Arc<dyn Platform>, limit: usize, queue: Arc<WaitQueue>) -> Arc<Budget> {
+        let (used, limit) = (AtomicUsize::new(0), AtomicUsize::new(limit));
+        Arc::new(Budget { platform: platform.clone(), used, limit, queue })
+    }
+
+    /// The machine whose memory the bytes take.
+    pub fn platform(&self) -> &Arc<dyn Platform> {
+        &self.platform
     }
 
     /// Bytes that may still be sent.
     pub fn room(&self) -> usize {
-        if QUEUED.load(Ordering::Relaxed) >= MAX_QUEUED {
-            return 0;
-        }
         self.limit().saturating_sub(self.used.load(Ordering::Relaxed))
     }
 
@@ -163,31 +168,42 @@ impl Budget {
         self.used.load(Ordering::Relaxed).saturating_mul(4) <= self.limit()
     }
 
-    fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
+    /// Charges a segment of at most `len` bytes that is about to be made. ENOBUFS at the sandbox's memory limit, as where
+    /// Linux has no memory for a socket buffer.
+    pub fn charge(self: &Arc<Self>, len: usize) -> Result<Charge> {
+        let bytes = len.max(1).next_multiple_of(64).saturating_add(OVERHEAD);
+        self.platform.memory().charge(KernelMemory::Buffer, bytes as u64).map_err(|_| Errno::ENOBUFS)?;
         self.used.fetch_add(bytes, Ordering::Relaxed);
-        QUEUED.fetch_add(bytes, Ordering::Relaxed);
-        Charge { budget: self.clone(), bytes }
+        Ok(Charge { budget: self.clone(), bytes })
     }
 }
 
 /// Bytes taken from a budget until it is dropped.
-struct Charge {
+pub struct Charge {
     budget: Arc<Budget>,
     bytes: usize,
 }
 
 impl Charge {
-    fn grow(&mut self, bytes: usize) {
-        self.budget.used.fetch_add(bytes, Ordering::Relaxed);
-        QUEUED.fetch_add(bytes, Ordering::Relaxed);
+    /// Gives `bytes` back.
+    fn shrink(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        self.budget.platform.memory().uncharge(KernelMemory::Buffer, bytes as u64);
+        self.budget.used.fetch_sub(bytes, Ordering::SeqCst);
+        self.bytes -= bytes;
+    }
+
+    /// Takes over `bytes` of another charge on the same budget, which keeps the rest.
+    fn take_over(&mut self, other: &mut Charge, bytes: usize) {
+        let bytes = bytes.min(other.bytes);
+        other.bytes -= bytes;
         self.bytes += bytes;
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        QUEUED.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.budget.used.fetch_sub(self.bytes, Ordering::SeqCst);
+        self.shrink(self.bytes);
         // A blocked sender may need any amount; nobody waiting costs nothing.
         self.budget.queue.wake(Events::WRITABLE);
     }
@@ -214,9 +230,12 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// A segment charged to `budget`.
-    pub fn new(data: Vec<u8>, ancillary: Ancillary, budget: &Arc<Budget>) -> Segment {
-        let charge = budget.charge(data.len().max(1).next_multiple_of(64) + OVERHEAD);
+    /// A segment whose charge was made for at least its length.
+    pub fn new(data: Vec<u8>, ancillary: Ancillary, mut charge: Charge) -> Segment {
+        let need = data.len().max(1).next_multiple_of(64) + OVERHEAD;
+        if charge.bytes > need {
+            charge.shrink(charge.bytes - need);
+        }
         Segment { data, start: 0, ancillary, charge }
     }
 
@@ -276,24 +295,28 @@ impl ReceiveQueue {
         self.segments.push_back(segment);
     }
 
-    /// Appends bytes of a stream, to the last segment where nothing tells them apart.
-    pub fn push_stream(&mut self, data: &[u8], ancillary: Ancillary, budget: &Arc<Budget>) {
+    /// Appends bytes of a stream, to the last segment where nothing tells them apart. What is left of the charge is given
+    /// back to be dropped without locks.
+    #[must_use]
+    pub fn push_stream(&mut self, data: Vec<u8>, ancillary: Ancillary, mut charge: Charge) -> Option<Charge> {
         self.bytes += data.len();
         if ancillary.rights.is_none()
             && let Some(last) = self.segments.back_mut()
             && last.ancillary.rights.is_none()
             && last.data.len() + data.len() <= CHUNK
+            && Arc::ptr_eq(&last.charge.budget, &charge.budget)
             && match (&last.ancillary.creds, &ancillary.creds) {
                 (Some(a), Some(b)) => a.same(b),
                 (None, None) => true,
                 _ => false,
             }
         {
-            last.data.extend_from_slice(data);
-            last.charge.grow(data.len());
-            return;
+            last.data.extend_from_slice(&data);
+            last.charge.take_over(&mut charge, data.len());
+            return Some(charge);
         }
-        self.segments.push_back(Segment::new(data.to_vec(), ancillary, budget));
+        self.segments.push_back(Segment::new(data, ancillary, charge));
+        None
     }
 
     /// The descriptions that waiting messages carry, by identity.
@@ -410,4 +433,10 @@ pub fn take_bytes(src: &mut IoSource<'_>, max: usize) -> Result<Vec<u8>> {
     let n = src.take(&mut data)?;
     data.truncate(n);
     Ok(data)
+}
+
+/// As [`take_bytes`], charged before anything is taken. ENOBUFS.
+pub fn charged_bytes(budget: &Arc<Budget>, src: &mut IoSource<'_>, max: usize) -> Result<(Charge, Vec<u8>)> {
+    let charge = budget.charge(src.remaining().min(max))?;
+    Ok((charge, take_bytes(src, max)?))
 }

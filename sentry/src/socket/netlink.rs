@@ -40,14 +40,14 @@ pub struct NetlinkSocket {
 }
 
 /// A netlink socket. EPROTONOSUPPORT for other families than route.
-pub fn create(kind: u32, protocol: i32) -> Result<Arc<dyn Socket>> {
+pub fn create(task: &Task, kind: u32, protocol: i32) -> Result<Arc<dyn Socket>> {
     let Some(kind @ (SocketType::Raw | SocketType::Datagram)) = SocketType::from_raw(kind) else {
         return Err(Errno::ESOCKTNOSUPPORT);
     };
     if protocol != NETLINK_ROUTE {
         return Err(Errno::EPROTONOSUPPORT);
     }
-    let options = Options::new(AF_NETLINK, kind, protocol);
+    let options = Options::new(&task.kernel().platform, AF_NETLINK, kind, protocol);
     Ok(Arc::new(NetlinkSocket { options, state: Mutex::new(Rank::Socket, State::default()) }))
 }
 
@@ -263,7 +263,8 @@ impl Socket for NetlinkSocket {
                     if self.options.budget.room() == 0 {
                         return Err(Errno::ENOBUFS);
                     }
-                    state.received.push(Segment::new(reply, ancillary, &self.options.budget));
+                    let charge = self.options.budget.charge(reply.len())?;
+                    state.received.push(Segment::new(reply, ancillary, charge));
                 }
             }
             rest = rest.get(size.next_multiple_of(4)..).unwrap_or_default();

@@ -1,13 +1,15 @@
 //! SOL_SOCKET options (socket(7)) and the interface requests of netdevice(7). Owns the values; the families act on them.
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use linux_raw_sys::net as raw;
 
 use super::message::Budget;
 use super::{Socket, SocketType};
 use crate::event::WaitQueue;
+use crate::mm::Charge;
 use crate::ns::user::Caps;
+use crate::platform::{KernelMemory, Platform};
 use crate::task::Task;
 use crate::time::Nanos;
 use crate::{Errno, Result};
@@ -16,6 +18,8 @@ use crate::{Errno, Result};
 const DEFAULT_BUFFER: usize = 212_992;
 /// net.core.wmem_max and rmem_max.
 const MAX_BUFFER: u32 = 212_992;
+/// Bytes of a socket.
+const SOCKET_COST: usize = 1024;
 const MIN_SEND: usize = 4608;
 const MIN_RECEIVE: usize = 2304;
 /// SOL_SOCKET.
@@ -41,6 +45,8 @@ pub struct Options {
     pub reuse_addr: AtomicBool,
     /// SO_REUSEPORT.
     pub reuse_port: AtomicBool,
+    /// For the socket itself while no description is charged for it.
+    unaccepted: OnceLock<Charge>,
     keep_alive: AtomicBool,
     broadcast: AtomicBool,
     oob_inline: AtomicBool,
@@ -57,14 +63,15 @@ pub struct Options {
 
 impl Options {
     /// The options of a new socket.
-    pub fn new(domain: u16, kind: SocketType, protocol: i32) -> Options {
+    pub fn new(platform: &Arc<dyn Platform>, domain: u16, kind: SocketType, protocol: i32) -> Options {
         let queue = WaitQueue::new();
         Options {
             domain,
             kind,
             protocol,
-            budget: Budget::new(DEFAULT_BUFFER, queue.clone()),
+            budget: Budget::new(platform, DEFAULT_BUFFER, queue.clone()),
             queue,
+            unaccepted: OnceLock::new(),
             receive_buffer: AtomicU64::new(DEFAULT_BUFFER as u64),
             pass_credentials: AtomicBool::new(false),
             reuse_addr: AtomicBool::new(false),
@@ -81,6 +88,12 @@ impl Options {
             receive_timeout: AtomicU64::new(0),
             send_timeout: AtomicU64::new(0),
         }
+    }
+
+    /// Charges the socket itself, which waits in a listener's queue and has no description yet. ENOMEM.
+    pub fn charge_unaccepted(&self) -> Result<()> {
+        let _ = self.unaccepted.set(Charge::new(self.budget.platform(), KernelMemory::Slab, SOCKET_COST)?);
+        Ok(())
     }
 
     /// SO_RCVTIMEO in ns; 0 is none.

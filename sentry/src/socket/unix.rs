@@ -4,13 +4,14 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use super::message::{Ancillary, CHUNK, Creds, ReceiveQueue, Received, Segment, take_bytes};
+use super::message::{Ancillary, CHUNK, Creds, ReceiveQueue, Received, Segment, charged_bytes};
 use super::options::{Options, SOL_SOCKET};
 use super::unix_name::{self, Binding};
 use super::{AF_UNIX, AF_UNSPEC, SendRequest, Socket, SocketType, msg};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::mm::{IoDest, IoSource};
+use crate::platform::Platform;
 use crate::task::Task;
 use crate::{Errno, Result};
 
@@ -71,17 +72,18 @@ pub struct UnixSocket {
 
 impl UnixSocket {
     /// An unconnected socket.
-    pub fn new(kind: SocketType) -> Arc<UnixSocket> {
+    pub fn new(platform: &Arc<dyn Platform>, kind: SocketType) -> Arc<UnixSocket> {
         Arc::new_cyclic(|this| UnixSocket {
             this: this.clone(),
-            options: Options::new(AF_UNIX, kind, 0),
+            options: Options::new(platform, AF_UNIX, kind, 0),
             state: Mutex::new(Rank::Socket, State::default()),
         })
     }
 
     /// socketpair(2).
     pub fn pair(task: &Task, kind: SocketType) -> (Arc<UnixSocket>, Arc<UnixSocket>) {
-        let (a, b) = (UnixSocket::new(kind), UnixSocket::new(kind));
+        let platform = &task.kernel().platform;
+        let (a, b) = (UnixSocket::new(platform, kind), UnixSocket::new(platform, kind));
         for (one, other) in [(&a, &b), (&b, &a)] {
             let mut state = one.state.lock();
             state.peer = Some(Arc::downgrade(other));
@@ -160,7 +162,8 @@ impl UnixSocket {
         if target.options.kind != self.options.kind {
             return Err(Errno::EPROTOTYPE);
         }
-        let server = UnixSocket::new(self.options.kind);
+        let server = UnixSocket::new(self.options.budget.platform(), self.options.kind);
+        server.options.charge_unaccepted()?;
         server.options.inherit(&target.options);
         {
             let mut listening_state = target.state.lock();
@@ -238,11 +241,13 @@ impl UnixSocket {
             if room == 0 {
                 break;
             }
-            let data = match take_bytes(src, room.min(CHUNK)) {
-                Ok(data) => data,
+            let most = room.min(CHUNK);
+            let (charge, data) = match charged_bytes(&self.options.budget, src, most) {
+                Ok(taken) => taken,
                 Err(e) if total == 0 => return Err(e),
                 Err(_) => break,
             };
+            let len = data.len();
             let ancillary = Ancillary { source: self.source(), creds: creds.clone(), rights: request.rights.take() };
             {
                 let mut state = peer.state.lock();
@@ -250,9 +255,11 @@ impl UnixSocket {
                     drop(state);
                     return if total > 0 { Ok(total) } else { Err(Errno::EPIPE) };
                 }
-                state.received.push_stream(&data, ancillary, &self.options.budget);
+                let rest = state.received.push_stream(data, ancillary, charge);
+                drop(state);
+                drop(rest);
             }
-            total += data.len();
+            total += len;
             peer.queue().wake(Events::READABLE);
         }
         if total == 0 && src.remaining() > 0 { Err(Errno::EAGAIN) } else { Ok(total) }
@@ -318,13 +325,13 @@ impl UnixSocket {
                 }
             }
         }
-        let data = take_bytes(src, len)?;
+        let (charge, data) = charged_bytes(&self.options.budget, src, len)?;
         if data.len() < len {
             return Err(Errno::EFAULT);
         }
         let creds = self.credentials_for(&peer, task, request);
         let ancillary = Ancillary { source: self.source(), creds, rights: request.rights.take() };
-        let segment = Segment::new(data, ancillary, &self.options.budget);
+        let segment = Segment::new(data, ancillary, charge);
         let refused = {
             let mut state = peer.state.lock();
             if state.released {

@@ -177,7 +177,7 @@ fn close_range(task: &Arc<Task>, first: u32, last: u32, flags: Bits) -> Result<u
         return Err(Errno::EINVAL);
     }
     if flags & CLOSE_RANGE_UNSHARE != 0 {
-        task.unshare_files();
+        task.unshare_files()?;
     }
     let files = task.files();
     if flags & CLOSE_RANGE_CLOEXEC != 0 {

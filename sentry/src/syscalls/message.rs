@@ -162,7 +162,8 @@ fn read_control(task: &Task, header: &MsgHdr, out: &mut Outgoing) -> Result<()> 
     if !files.is_empty() {
         let limit = task.limit(Resource::Nofile);
         let privileged = task.credentials().effective.intersects(Caps::SYS_RESOURCE | Caps::SYS_ADMIN);
-        out.rights = Some(Arc::new(InFlight::new(files, if privileged { limit.max(65536) } else { limit })?));
+        out.rights =
+            Some(Arc::new(InFlight::new(task.kernel(), files, if privileged { limit.max(65536) } else { limit })?));
     }
     Ok(())
 }

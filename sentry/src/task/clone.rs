@@ -10,11 +10,17 @@ use super::limits::Resource;
 use super::task::NewTask;
 use super::{Task, ThreadGroup, pidfd, run, session};
 use crate::event::{Events, WaitQueue};
+use crate::mm::Charge;
 use crate::ns::user::Caps;
-use crate::platform::UserContext;
+use crate::platform::{KernelMemory, UserContext};
 use crate::signal::{GroupSignals, SignalActions};
 use crate::vfs::{FdTable, File, FsContext};
 use crate::{Errno, Result};
+
+/// Bytes of the sentry's memory behind a task: its structures, its future with what it holds while it waits, and its vector state.
+pub(super) const TASK_COST: usize = 8 << 10;
+/// And behind a process, also while it is a zombie.
+const GROUP_COST: usize = 4 << 10;
 
 /// Addresses at or above this are refused as a TLS base (TASK_SIZE_MAX).
 pub const TLS_MAX: u64 = 0x7fff_ffff_f000;
@@ -156,6 +162,7 @@ fn build(
     use flag::*;
     let f = r.flags;
     let context = child_context(parent, r)?;
+    let charge = Charge::new(&kernel.platform, KernelMemory::Task, TASK_COST)?;
     let fs = parent.fs();
     let mut fs_state = fs.get();
     let nsproxy = parent.nsproxy()?.unshared(parent, f, &mut fs_state)?;
@@ -163,7 +170,7 @@ fn build(
     let space = parent.space()?;
     let space = if f & VM != 0 { space } else { space.fork()? };
     let files = parent.files();
-    let files = if f & FILES != 0 { files } else { Arc::new(FdTable::duplicate(&files)) };
+    let files = if f & FILES != 0 { files } else { Arc::new(FdTable::duplicate(&files)?) };
     let fpu = kernel.platform.new_fpu();
     fpu.write(&parent.fpu.read())?;
 
@@ -204,6 +211,7 @@ fn build(
         if pid.own() == 1 {
             group.signals.set_unkillable();
         }
+        let _ = group.charge.set(charge.another(GROUP_COST)?);
         Arc::new(group)
     };
     let shares_beside = f & VM != 0 && f & VFORK == 0;
@@ -223,6 +231,7 @@ fn build(
         comm: parent.comm(),
         sched,
         start_time: now,
+        charge,
     });
     task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
     if f & CHILD_CLEARTID != 0 {

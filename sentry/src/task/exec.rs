@@ -8,7 +8,7 @@ use super::{Task, exit};
 use crate::event::Events;
 use crate::loader::{self, LoadRequest, Loaded};
 use crate::signal::Signal;
-use crate::vfs::{FdTable, File};
+use crate::vfs::File;
 use crate::{Errno, Result};
 
 /// Most bytes in one argument or environment string, its NUL included (MAX_ARG_STRLEN).
@@ -119,11 +119,14 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     group.timers.reset_for_exec();
     // A table shared with another process is not that process's to lose descriptors from.
     let files = task.files();
-    if Arc::strong_count(&files) > 2 {
-        task.set_files(Arc::new(FdTable::duplicate(&files)));
-    }
+    let shared = Arc::strong_count(&files) > 2;
     drop(files);
-    task.files().close_cloexec();
+    if shared && task.unshare_files().is_err() {
+        // As Linux: past the point of no return there is nobody to tell.
+        crate::signal::send::force_fatal(task, Signal::SIGKILL);
+    } else {
+        task.files().close_cloexec();
+    }
     let new = loaded.credentials;
     // A program that runs as somebody else is not its caller's to look into, nor tied to its caller's parent.
     let dumpable = new.euid == new.uid && new.egid == new.gid && !loaded.secure;

@@ -63,7 +63,7 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
         task.sched.clock.saw_rss(space.sizes().1 / 1024);
     }
     leave_memory(&task, space);
-    task.set_files(Arc::new(FdTable::default()));
+    task.set_files(Arc::new(FdTable::new(&task.kernel().platform)));
     task.set_nsproxy(None);
     if last {
         group.timers.clear();

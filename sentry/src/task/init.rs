@@ -8,11 +8,11 @@ use super::thread_group::Image;
 use super::{Task, ThreadGroup, exec, run, session};
 use crate::kernel::Kernel;
 use crate::loader::{self, LoadRequest};
-use crate::mm::AddressSpace;
+use crate::mm::{AddressSpace, Charge};
 use crate::ns::cgroup::CgroupNamespace;
 use crate::ns::ipc::IpcNamespace;
 use crate::ns::user::Credentials;
-use crate::platform::UserContext;
+use crate::platform::{KernelMemory, UserContext};
 use crate::sched::Entity;
 use crate::signal::{self, GroupSignals, Signal, TaskSignals};
 use crate::vfs::fs_context::FsState;
@@ -60,7 +60,7 @@ impl Kernel {
             now,
         ));
         group.signals.set_unkillable();
-        let files = Arc::new(FdTable::default());
+        let files = Arc::new(FdTable::new(&self.platform));
         let opened: Vec<Arc<File>> = config.fds.iter().map(|(_, file)| file.clone()).collect();
         for (fd, file) in config.fds {
             files.replace(fd, file, false, 1 << 20)?;
@@ -89,6 +89,7 @@ impl Kernel {
             comm: [0; 16],
             sched: Arc::new(Entity::new(self.sched.cpus(), group.cpu_clock.clone())),
             start_time: now,
+            charge: Charge::new(&self.platform, KernelMemory::Task, super::clone::TASK_COST)?,
         });
         let (path, file) = find(&task, &first, &config.envp)?;
         let loaded = loader::load(LoadRequest { task: &task, file, path, argv: config.argv, envp: config.envp })?;

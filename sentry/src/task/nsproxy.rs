@@ -11,7 +11,7 @@ use crate::ns::ucounts::Counted;
 use crate::ns::user::Caps;
 use crate::ns::uts::UtsNamespace;
 use crate::vfs::fs_context::FsState;
-use crate::vfs::{FdTable, FsContext, MountNamespace};
+use crate::vfs::{FsContext, MountNamespace};
 use crate::{Errno, Result};
 
 /// CLONE_NEW* flags that need CAP_SYS_ADMIN; CLONE_NEWUSER alone does not.
@@ -131,11 +131,11 @@ impl Task {
         let mut fs = self.fs().get();
         let old = self.nsproxy()?;
         let new = old.unshared(self, flags, &mut fs)?;
+        if flags & FILES != 0 {
+            self.unshare_files()?;
+        }
         if flags & (FS | NEWNS) != 0 {
             self.set_fs(Arc::new(FsContext::new(fs)));
-        }
-        if flags & FILES != 0 {
-            self.set_files(Arc::new(FdTable::duplicate(&self.files())));
         }
         if !Arc::ptr_eq(&old, &new) {
             self.set_nsproxy(Some(new));

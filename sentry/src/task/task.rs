@@ -10,7 +10,7 @@ use super::{Pid, PidNamespace, ThreadGroup};
 use crate::event::{Events, Interruption, WaitEnd, WaitQueue};
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
-use crate::mm::AddressSpace;
+use crate::mm::{AddressSpace, Charge};
 use crate::ns::net::NetNamespace;
 use crate::ns::user::Credentials;
 use crate::ns::uts::UtsNamespace;
@@ -84,6 +84,8 @@ pub struct Task {
     own_exit: AtomicU64,
     /// The user whose RLIMIT_NPROC count holds it.
     charged_uid: AtomicU32,
+    /// Its own memory and, for a leader, its process's.
+    _charge: Charge,
 }
 
 /// Parts of a new task that its maker decides.
@@ -102,12 +104,14 @@ pub(super) struct NewTask {
     pub comm: [u8; 16],
     pub sched: Arc<Entity>,
     pub start_time: Nanos,
+    pub charge: Charge,
 }
 
 impl Task {
     pub(super) fn new(n: NewTask) -> Arc<Task> {
         n.kernel.charge_user(n.credentials.uid);
         Arc::new(Task {
+            _charge: n.charge,
             charged_uid: AtomicU32::new(n.credentials.uid),
             own_exit: AtomicU64::new(0),
             global_tid: AtomicI32::new(n.pid.global()),
@@ -198,10 +202,11 @@ impl Task {
         self.files.lock().clone()
     }
 
-    /// Gives the task a descriptor table of its own (CLOSE_RANGE_UNSHARE).
-    pub fn unshare_files(&self) {
-        let own = Arc::new(self.files().duplicate());
+    /// Gives the task a descriptor table of its own (CLOSE_RANGE_UNSHARE). ENOMEM.
+    pub fn unshare_files(&self) -> Result<()> {
+        let own = Arc::new(self.files().duplicate()?);
         self.set_files(own);
+        Ok(())
     }
 
     pub(super) fn set_files(&self, files: Arc<FdTable>) {

@@ -2,13 +2,14 @@
 //! what wait(2) tells of it; never what a signal does.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::limits::{Limits, Resource};
 use super::{Pid, PidNamespace, ProcessGroup, Session, Task};
 use crate::event::WaitQueue;
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
+use crate::mm::Charge;
 use crate::sched::{GroupClock, Usage, UsageValue};
 use crate::signal::GroupSignals;
 use crate::time::Nanos;
@@ -55,6 +56,8 @@ pub(super) struct State {
 
 /// A process.
 pub struct ThreadGroup {
+    /// Its own memory, until it is reaped.
+    pub(super) charge: OnceLock<Charge>,
     kernel: Arc<Kernel>,
     pid: Arc<Pid>,
     /// Actions, shared pending signals, job control.
@@ -107,6 +110,7 @@ impl ThreadGroup {
     ) -> ThreadGroup {
         let cpu_clock = GroupClock::new(kernel.sched.cpus());
         ThreadGroup {
+            charge: OnceLock::new(),
             kernel,
             pid,
             signals,

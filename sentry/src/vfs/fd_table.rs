@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::File;
 use crate::lock::{Mutex, Rank};
+use crate::mm::Charge;
+use crate::platform::{KernelMemory, Platform};
 use crate::{Errno, Result};
 
 /// One more than the largest descriptor whatever the limit says (fs.nr_open).
@@ -16,10 +18,15 @@ struct Slot {
     cloexec: bool,
 }
 
-#[derive(Clone)]
+/// What a slot is charged with: itself, and its share of the runs of free numbers.
+const SLOT_COST: usize = 32;
+/// Slots of a table that holds anything.
+const MIN_SLOTS: usize = 16;
+
 struct Slots {
     /// By number.
     slots: Vec<Option<Slot>>,
+    charge: Charge,
     /// Free numbers as runs `start → end` (exclusive), the last of which is endless.
     free: BTreeMap<u32, u32>,
 }
@@ -70,13 +77,25 @@ impl Slots {
         usize::try_from(fd).ok().and_then(|i| self.slots.get(i)).and_then(Option::as_ref).ok_or(Errno::EBADF)
     }
 
-    fn put(&mut self, fd: u32, slot: Slot) -> Option<Slot> {
+    /// Makes room for `len` slots; ENOMEM at the sandbox's memory limit.
+    fn reserve(&mut self, len: usize) -> Result<()> {
+        let have = self.charge.bytes() / SLOT_COST;
+        if len > have {
+            let wanted = len.max(have.saturating_mul(2).min(NR_OPEN as usize)).max(MIN_SLOTS);
+            self.charge.resize(wanted.saturating_mul(SLOT_COST))?;
+            self.slots.reserve_exact(wanted.saturating_sub(self.slots.len()));
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, fd: u32, slot: Slot) -> Result<Option<Slot>> {
         let index = fd as usize;
         if self.slots.len() <= index {
+            self.reserve(index + 1)?;
             self.slots.resize(index + 1, None);
         }
         self.mark_used(fd);
-        self.slots.get_mut(index).and_then(|s| s.replace(slot))
+        Ok(self.slots.get_mut(index).and_then(|s| s.replace(slot)))
     }
 
     fn take(&mut self, fd: u32) -> Option<Slot> {
@@ -97,13 +116,13 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-impl Default for FdTable {
-    fn default() -> Self {
-        FdTable::with(Slots { slots: Vec::new(), free: BTreeMap::from([(0, u32::MAX)]) })
-    }
-}
-
 impl FdTable {
+    /// An empty table, whose growth and whose descriptions are charged to the sandbox.
+    pub fn new(platform: &Arc<dyn Platform>) -> FdTable {
+        let charge = Charge::empty(platform, KernelMemory::Slab);
+        FdTable::with(Slots { slots: Vec::new(), charge, free: BTreeMap::from([(0, u32::MAX)]) })
+    }
+
     fn with(slots: Slots) -> FdTable {
         FdTable { id: next_id(), inner: Mutex::new(Rank::FdTable, slots) }
     }
@@ -130,7 +149,7 @@ impl FdTable {
         if u64::from(fd) >= limit.min(NR_OPEN) { Err(Errno::EMFILE) } else { Ok(()) }
     }
 
-    /// Puts `file` at the lowest free number at or above `min`; EMFILE at `limit`.
+    /// Puts `file` at the lowest free number at or above `min`; EMFILE at `limit`, ENOMEM at the sandbox's memory limit.
     pub fn insert(&self, file: Arc<File>, cloexec: bool, min: i32, limit: u64) -> Result<i32> {
         let min = u32::try_from(min).map_err(|_| Errno::EINVAL)?;
         let mut inner = self.inner.lock();
@@ -139,18 +158,23 @@ impl FdTable {
             drop(inner);
             return Err(Errno::EMFILE);
         }
-        inner.put(fd, Slot { file, cloexec });
+        let done = file.charge(&inner.charge).and_then(|()| inner.put(fd, Slot { file: file.clone(), cloexec }));
+        // A description that found no place ends after the lock.
+        drop(inner);
+        done?;
         i32::try_from(fd).map_err(|_| Errno::EMFILE)
     }
 
-    /// Puts `file` at `fd`, giving what was there (dup2). EBADF at or beyond `limit`.
+    /// Puts `file` at `fd`, giving what was there (dup2). EBADF at or beyond `limit`, ENOMEM at the sandbox's memory limit.
     pub fn replace(&self, fd: i32, file: Arc<File>, cloexec: bool, limit: u64) -> Result<Option<Arc<File>>> {
         let fd = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
         if u64::from(fd) >= limit.min(NR_OPEN) {
             return Err(Errno::EBADF);
         }
-        let old = self.inner.lock().put(fd, Slot { file, cloexec });
-        Ok(old.map(|s| s.file))
+        let mut inner = self.inner.lock();
+        let old = file.charge(&inner.charge).and_then(|()| inner.put(fd, Slot { file: file.clone(), cloexec }));
+        drop(inner);
+        Ok(old?.map(|s| s.file))
     }
 
     /// Sets close-on-exec.
@@ -219,11 +243,15 @@ impl FdTable {
         }
     }
 
-    /// A copy of the table (fork).
-    #[must_use]
-    pub fn duplicate(&self) -> FdTable {
-        let slots = self.inner.lock().clone();
-        FdTable::with(slots)
+    /// A copy of the table (fork). ENOMEM at the sandbox's memory limit.
+    pub fn duplicate(&self) -> Result<FdTable> {
+        let inner = self.inner.lock();
+        let len = inner.slots.iter().rposition(Option::is_some).map_or(0, |i| i + 1);
+        let mut copy = Slots { slots: Vec::new(), charge: inner.charge.another(0)?, free: inner.free.clone() };
+        copy.reserve(len)?;
+        copy.slots.extend(inner.slots.iter().take(len).cloned());
+        drop(inner);
+        Ok(FdTable::with(copy))
     }
 
     /// Open descriptors in order, from `from` on.
@@ -258,6 +286,7 @@ impl Drop for FdTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::platform::sim::SimPlatform;
 
     struct Null;
     impl super::super::FileOps for Null {
@@ -272,7 +301,9 @@ mod tests {
 
     #[test]
     fn lowest_free_number_first() {
-        let table = FdTable::default();
+        let sim = SimPlatform::new(1);
+        let platform: Arc<dyn Platform> = sim.clone();
+        let table = FdTable::new(&platform);
         for want in 0..5 {
             assert_eq!(table.insert(file(), false, 0, 1024), Ok(want));
         }
@@ -290,5 +321,30 @@ mod tests {
         assert_eq!(table.remove_range(50, u32::MAX).len(), 3);
         assert_eq!(table.end(), 5);
         assert_eq!(table.get(2).err(), Some(Errno::EBADF));
+        let copy = table.duplicate().unwrap();
+        assert_eq!(copy.insert(file(), false, 0, 1024), Ok(2));
+        drop((table, copy));
+        assert_eq!(sim.memory().used(), 0);
+    }
+
+    #[test]
+    fn tables_and_descriptions_meet_the_memory_limit() {
+        let sim = SimPlatform::new(1);
+        sim.sim_memory().set_limit(64 << 10);
+        let platform: Arc<dyn Platform> = sim.clone();
+        let table = FdTable::new(&platform);
+        let mut made = 0;
+        let end = loop {
+            match table.insert(file(), false, 0, 1 << 20) {
+                Ok(_) => made += 1,
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(end, Errno::ENOMEM);
+        assert!((8..1000).contains(&made), "{made}");
+        assert_eq!(table.duplicate().err(), Some(Errno::ENOMEM));
+        assert_eq!(table.replace(60_000, table.get(0).unwrap(), false, 1 << 20).err(), Some(Errno::ENOMEM));
+        table.close_all();
+        assert_eq!(table.insert(file(), false, 0, 1 << 20), Ok(0));
     }
 }

@@ -1,7 +1,7 @@
 //! Open file descriptions (open(2)) and what the object behind one can do.
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use bitflags::bitflags;
 use linux_raw_sys::general as raw;
@@ -10,7 +10,7 @@ use super::PathRef;
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::mm::space::MappedFile;
-use crate::mm::{AddressSpace, IoDest, IoSource, Mappable};
+use crate::mm::{AddressSpace, Charge, IoDest, IoSource, Mappable};
 use crate::ns::user::Credentials;
 use crate::platform::host::AttrChange;
 use crate::{Errno, Result};
@@ -238,12 +238,19 @@ pub trait FileOps: Send + Sync + Any {
     fn fdinfo_for(&self, reader: &dyn Any) -> Vec<u8> {
         self.fdinfo()
     }
+    /// Bytes of the sentry's memory that the object and its description take for as long as they exist, roughly and rather too
+    /// much; what changes with use has charges of its own.
+    fn footprint(&self) -> usize {
+        1024
+    }
     /// For downcasts.
     fn as_any(&self) -> &dyn Any;
 }
 
 /// An open file description.
 pub struct File {
+    /// Since it first had a descriptor.
+    charge: OnceLock<Charge>,
     ops: Arc<dyn FileOps>,
     path: Option<PathRef>,
     flags: AtomicU32,
@@ -275,6 +282,7 @@ impl File {
     /// A new description. `path` is None for objects without one.
     pub fn new(ops: Arc<dyn FileOps>, path: Option<PathRef>, flags: OpenFlags) -> Arc<File> {
         Arc::new(File {
+            charge: OnceLock::new(),
             ops,
             path,
             flags: AtomicU32::new(flags.bits()),
@@ -283,6 +291,14 @@ impl File {
             watchers: Mutex::new(Rank::Leaf, Vec::new()),
             locked: AtomicBool::new(false),
         })
+    }
+
+    /// Charges the description to the account of `table`, once. ENOMEM.
+    pub(super) fn charge(&self, table: &Charge) -> Result<()> {
+        if self.charge.get().is_none() {
+            let _ = self.charge.set(table.another(self.ops.footprint())?);
+        }
+        Ok(())
     }
 
     /// The object.

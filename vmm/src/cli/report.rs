@@ -2,6 +2,7 @@
 use std::fmt::Write;
 
 use sentry::Kernel;
+use sentry::platform::KernelMemory;
 use sentry::syscalls::table;
 use sentry::trace::ExitReason;
 use serde::Serialize;
@@ -18,6 +19,8 @@ struct Report {
     page_faults: u64,
     processes_made: usize,
     memory_peak_bytes: u64,
+    /// Of the memory in use at the end, what the sentry kept for the sandbox.
+    kernel_memory_bytes: u64,
     wall_ns: u64,
 }
 
@@ -52,12 +55,18 @@ pub fn report(kernel: &Kernel, format: StatsFormat) -> String {
         page_faults: stats.exits(ExitReason::PageFault),
         processes_made: kernel.fork_count(),
         memory_peak_bytes: kernel.platform.memory().peak(),
+        kernel_memory_bytes: kernel_memory(kernel),
         wall_ns: kernel.uptime(),
     };
     match format {
         StatsFormat::Json => serde_json::to_string(&report).unwrap_or_default() + "\n",
         StatsFormat::Text => text(&report),
     }
+}
+
+/// Bytes charged for the sentry's own memory.
+fn kernel_memory(kernel: &Kernel) -> u64 {
+    KernelMemory::ALL.iter().map(|&what| kernel.platform.memory().charged(what)).sum()
 }
 
 fn text(report: &Report) -> String {
@@ -77,6 +86,7 @@ fn text(report: &Report) -> String {
     let _ = writeln!(out, "context switches: {}", report.context_switches);
     let _ = writeln!(out, "processes and threads made: {}", report.processes_made);
     let _ = writeln!(out, "memory peak: {} KiB", report.memory_peak_bytes / 1024);
+    let _ = writeln!(out, "kernel memory at the end: {} KiB", report.kernel_memory_bytes / 1024);
     let _ = writeln!(out, "time: {}.{:03} s", report.wall_ns / 1_000_000_000, report.wall_ns / 1_000_000 % 1000);
     out
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use guest_abi::Errno;
 use guest_abi::layout::PAGE_SIZE;
 use sentry::lock::{Mutex, Rank};
-use sentry::platform::PhysAddr;
+use sentry::platform::{KernelMemory, PhysAddr};
 
 use super::chunk::{Bits, CHUNK, Chunk, List};
 use super::region::Region;
@@ -26,24 +26,29 @@ const SCATTERED_MIN: u16 = 16;
 /// Partly used chunks looked at for a contiguous run before an unused one is broken.
 const RUN_TRIES: usize = 8;
 
-/// The sandbox's memory budget in pages: frames and page tables together.
+/// The sandbox's memory budget in bytes: frames, page tables, and what the sentry keeps for the guest, together.
 pub struct Budget {
     used: AtomicU64,
     peak: AtomicU64,
     limit: u64,
+    kernel: [AtomicU64; KernelMemory::COUNT],
 }
 
 impl Budget {
     /// A budget of `bytes`.
     pub fn new(bytes: u64) -> Budget {
-        Budget { used: AtomicU64::new(0), peak: AtomicU64::new(0), limit: bytes / PAGE_SIZE }
+        Budget {
+            used: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            limit: bytes & !(PAGE_SIZE - 1),
+            kernel: Default::default(),
+        }
     }
 
-    /// Takes `pages`, or ENOMEM.
-    pub fn take(&self, pages: u64) -> Result<(), Errno> {
-        let now = self.used.fetch_add(pages, Ordering::Relaxed).saturating_add(pages);
+    fn add(&self, bytes: u64) -> Result<(), Errno> {
+        let now = self.used.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         if now > self.limit {
-            self.used.fetch_sub(pages, Ordering::Relaxed);
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
             return Err(Errno::ENOMEM);
         }
         if now > self.peak.load(Ordering::Relaxed) {
@@ -52,24 +57,50 @@ impl Budget {
         Ok(())
     }
 
+    /// Takes `pages`, or ENOMEM.
+    pub fn take(&self, pages: u64) -> Result<(), Errno> {
+        self.add(pages.checked_mul(PAGE_SIZE).filter(|&bytes| bytes <= self.limit).ok_or(Errno::ENOMEM)?)
+    }
+
     /// Gives `pages` back.
     pub fn give(&self, pages: u64) {
-        self.used.fetch_sub(pages, Ordering::Relaxed);
+        self.used.fetch_sub(pages * PAGE_SIZE, Ordering::Relaxed);
+    }
+
+    /// Takes `bytes` for what the sentry keeps, or ENOMEM.
+    pub fn charge(&self, what: KernelMemory, bytes: u64) -> Result<(), Errno> {
+        if bytes > self.limit {
+            return Err(Errno::ENOMEM);
+        }
+        self.add(bytes)?;
+        self.kernel[what as usize].fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives back what `charge` took.
+    pub fn uncharge(&self, what: KernelMemory, bytes: u64) {
+        self.kernel[what as usize].fetch_sub(bytes, Ordering::Relaxed);
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes charged for one purpose now.
+    pub fn kernel(&self, what: KernelMemory) -> u64 {
+        self.kernel[what as usize].load(Ordering::Relaxed)
     }
 
     /// Bytes in use.
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed) * PAGE_SIZE
+        self.used.load(Ordering::Relaxed)
     }
 
     /// The largest number of bytes in use so far.
     pub fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed) * PAGE_SIZE
+        self.peak.load(Ordering::Relaxed)
     }
 
     /// The limit in bytes.
     pub fn limit(&self) -> u64 {
-        self.limit * PAGE_SIZE
+        self.limit
     }
 }
 

@@ -11,7 +11,7 @@ use guest_abi::layout::PAGE_SIZE;
 use kvm_ioctls::VmFd;
 use sentry::lock::{Mutex, Rank};
 use sentry::platform::host::Window;
-use sentry::platform::{Memory, PhysAddr, PhysRange};
+use sentry::platform::{KernelMemory, Memory, PhysAddr, PhysRange};
 
 mod chunk;
 pub mod frames;
@@ -325,6 +325,22 @@ impl Memory for GuestMemory {
         let at = self.region.host(pa, 4)?;
         // SAFETY: aligned guest memory, or a fault.
         unsafe { trycopy::compare_exchange_u32(at.cast(), old, new) }
+    }
+
+    fn charge(&self, what: KernelMemory, bytes: u64) -> Result<(), Errno> {
+        if self.budget.charge(what, bytes).is_ok() {
+            return Ok(());
+        }
+        self.tables.drop_shadows(&self.registry, &self.region, &self.budget);
+        self.budget.charge(what, bytes)
+    }
+
+    fn uncharge(&self, what: KernelMemory, bytes: u64) {
+        self.budget.uncharge(what, bytes);
+    }
+
+    fn charged(&self, what: KernelMemory) -> u64 {
+        self.budget.kernel(what)
     }
 
     fn used(&self) -> u64 {

@@ -52,7 +52,7 @@ pub fn open_special(
     match inode.kind() {
         InodeKind::Fifo => {
             let attachments = inode.attachments().ok_or(Errno::ENXIO)?;
-            Ok(OpenResult::Ops(pipe::open_fifo(attachments, flags)?))
+            Ok(OpenResult::Ops(pipe::open_fifo(caller, attachments, flags)?))
         }
         InodeKind::CharDevice => match rdev {
             NULL => Ok(OpenResult::Ops(Arc::new(memory::Null))),

@@ -9,7 +9,7 @@ use super::HostInode;
 use crate::fs::recent::Recent;
 use crate::lock::{Mutex, Rank};
 use crate::mm::backing::MappedPage;
-use crate::mm::{AddressSpace, IoDest, IoSource, Mappable};
+use crate::mm::{AddressSpace, IoDest, IoSource, Mappable, Mappers};
 use crate::platform::host::{HostFile, WINDOW_LEN, Window};
 use crate::platform::{PhysAddr, PhysRange};
 use crate::{Errno, Result};
@@ -39,7 +39,7 @@ pub struct Content {
     tracked: bool,
     windows: Mutex<HashMap<(u64, Access), Weak<dyn Window>>>,
     recent: Arc<Mutex<Recent<Arc<dyn Window>>>>,
-    mappers: Mutex<HashMap<usize, Weak<AddressSpace>>>,
+    mappers: Mappers,
 }
 
 impl Content {
@@ -56,7 +56,7 @@ impl Content {
             tracked,
             windows: Mutex::new(Rank::PageCache, HashMap::new()),
             recent,
-            mappers: Mutex::new(Rank::Mapping, HashMap::new()),
+            mappers: Mappers::default(),
         }
     }
 
@@ -196,8 +196,7 @@ impl Content {
     pub fn truncate(&self, len: u64) -> Result<()> {
         self.writable()?.truncate(len)?;
         let end = len.checked_next_multiple_of(PAGE_SIZE).ok_or(Errno::EFBIG)?;
-        let spaces: Vec<_> = self.mappers.lock().values().filter_map(Weak::upgrade).collect();
-        for space in spaces {
+        for space in self.mappers.all() {
             space.unmap_object(self, end, !(PAGE_SIZE - 1));
         }
         Ok(())
@@ -259,14 +258,9 @@ impl Mappable for Content {
     }
 
     fn add_mapper(&self, space: &Arc<AddressSpace>) {
-        if !self.tracked {
-            // Only a truncation of ours unmaps; what the host does to its own file ends as a bus error.
-            return;
-        }
-        let mut mappers = self.mappers.lock();
-        mappers.insert(Arc::as_ptr(space) as usize, Arc::downgrade(space));
-        if mappers.len() >= 64 && mappers.len().is_power_of_two() {
-            mappers.retain(|_, m| m.strong_count() > 0);
+        // Only a truncation of ours unmaps; what the host does to its own file ends as a bus error.
+        if self.tracked {
+            self.mappers.add(space);
         }
     }
 }

@@ -6,6 +6,7 @@ use super::pid::exe_file;
 use super::{Cx, Row, cpuinfo, dir, link, sysctl, text};
 use crate::Result;
 use crate::ns::uts::{RELEASE, VERSION};
+use crate::platform::KernelMemory;
 
 /// The top.
 pub(super) static ROOT: Row = Row { name: "", mode: 0o555, what: What::Root(ROOT_ROWS) };
@@ -211,6 +212,9 @@ fn meminfo(cx: &Cx) -> Result<Vec<u8>> {
     let memory = cx.kernel().platform.memory();
     let (total, used) = (memory.limit(), memory.used());
     let free = total.saturating_sub(used);
+    let slab = memory.charged(KernelMemory::Slab).saturating_add(memory.charged(KernelMemory::Buffer));
+    let tasks = memory.charged(KernelMemory::Task);
+    let anon = used.saturating_sub(slab).saturating_sub(tasks);
     let mut out = String::new();
     for (name, bytes) in [
         ("MemTotal", total),
@@ -219,9 +223,9 @@ fn meminfo(cx: &Cx) -> Result<Vec<u8>> {
         ("Buffers", 0),
         ("Cached", 0),
         ("SwapCached", 0),
-        ("Active", used),
+        ("Active", anon),
         ("Inactive", 0),
-        ("Active(anon)", used),
+        ("Active(anon)", anon),
         ("Inactive(anon)", 0),
         ("Active(file)", 0),
         ("Inactive(file)", 0),
@@ -231,14 +235,14 @@ fn meminfo(cx: &Cx) -> Result<Vec<u8>> {
         ("SwapFree", 0),
         ("Dirty", 0),
         ("Writeback", 0),
-        ("AnonPages", used),
+        ("AnonPages", anon),
         ("Mapped", 0),
         ("Shmem", 0),
         ("KReclaimable", 0),
-        ("Slab", 0),
+        ("Slab", slab),
         ("SReclaimable", 0),
-        ("SUnreclaim", 0),
-        ("KernelStack", 0),
+        ("SUnreclaim", slab),
+        ("KernelStack", tasks),
         ("PageTables", 0),
         ("SecPageTables", 0),
         ("NFS_Unstable", 0),

@@ -3,9 +3,9 @@
 //!
 //! User memory is never copied under the map's lock: the source may be a mapping of this very file. Frames are taken with
 //! a reference, the lock is dropped, then bytes move.
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use guest_abi::layout::PAGE_SIZE;
 
@@ -14,7 +14,7 @@ use crate::fs::host::{Content, LazyContent};
 use crate::lock::{Mutex, Rank};
 use crate::mm::backing::MappedPage;
 use crate::mm::space::MapFlags;
-use crate::mm::{AddressSpace, IoDest, IoSource, Mappable};
+use crate::mm::{AddressSpace, IoDest, IoSource, Mappable, Mappers};
 use crate::platform::{PhysAddr, PhysRange, Platform};
 use crate::{Errno, Result};
 
@@ -57,7 +57,7 @@ pub struct FileData {
     key: (u64, u64),
     lower: Option<LazyContent>,
     pages: Mutex<Pages>,
-    mappers: Mutex<HashMap<usize, Weak<AddressSpace>>>,
+    mappers: Mappers,
     /// A shared mapping has made a page writable since the flag was last taken.
     written: AtomicBool,
 }
@@ -100,7 +100,7 @@ impl FileData {
             key,
             lower,
             pages: Mutex::new(Rank::PageCache, pages),
-            mappers: Mutex::new(Rank::Mapping, HashMap::new()),
+            mappers: Mappers::default(),
             written: AtomicBool::new(false),
         })
     }
@@ -150,7 +150,7 @@ impl FileData {
     }
 
     fn mapped_writable(&self) -> bool {
-        self.mapper_spaces().iter().any(|space| {
+        self.mappers.all().iter().any(|space| {
             space.maps(false).iter().any(|vma| match &vma.source {
                 crate::mm::MapSource::File { object, may_write, .. } => {
                     *may_write && vma.flags.contains(MapFlags::SHARED) && object.key() == self.key
@@ -160,12 +160,8 @@ impl FileData {
         })
     }
 
-    fn mapper_spaces(&self) -> Vec<Arc<AddressSpace>> {
-        self.mappers.lock().values().filter_map(Weak::upgrade).collect()
-    }
-
     fn unmap(&self, start: u64, end: u64) {
-        for space in self.mapper_spaces() {
+        for space in self.mappers.all() {
             space.unmap_object(self, start, end);
         }
     }
@@ -653,10 +649,6 @@ impl Mappable for FileData {
     }
 
     fn add_mapper(&self, space: &Arc<AddressSpace>) {
-        let mut mappers = self.mappers.lock();
-        mappers.insert(Arc::as_ptr(space) as usize, Arc::downgrade(space));
-        if mappers.len().is_power_of_two() && mappers.len() >= 64 {
-            mappers.retain(|_, m| m.strong_count() > 0);
-        }
+        self.mappers.add(space);
     }
 }

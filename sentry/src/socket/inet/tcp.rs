@@ -13,7 +13,8 @@ use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::mm::{IoDest, IoSource};
 use crate::ns::net::NetNamespace;
-use crate::socket::message::{Ancillary, CHUNK, ReceiveQueue, Received, take_bytes};
+use crate::platform::Platform;
+use crate::socket::message::{Ancillary, CHUNK, ReceiveQueue, Received, charged_bytes};
 use crate::socket::options::Options;
 use crate::socket::{AF_INET, AF_INET6, AF_UNSPEC, SendRequest, Socket, SocketType, msg};
 use crate::task::Task;
@@ -71,13 +72,13 @@ pub struct TcpSocket {
 
 impl TcpSocket {
     /// A closed socket.
-    pub fn new(net: Arc<NetNamespace>, domain: u16) -> Arc<TcpSocket> {
+    pub fn new(platform: &Arc<dyn Platform>, net: Arc<NetNamespace>, domain: u16) -> Arc<TcpSocket> {
         let levels: &'static [i32] = if domain == AF_INET {
             &[ip_options::IP, ip_options::TCP]
         } else {
             &[ip_options::IP, ip_options::TCP, ip_options::IPV6]
         };
-        let options = Options::new(domain, SocketType::Stream, IPPROTO_TCP);
+        let options = Options::new(platform, domain, SocketType::Stream, IPPROTO_TCP);
         options.budget.set_limit(WINDOW);
         options.receive_buffer.store(DEFAULT_RECEIVE, Ordering::Relaxed);
         Arc::new_cyclic(|this| TcpSocket {
@@ -170,7 +171,8 @@ impl TcpSocket {
             if let Some(hold) = bound { hold } else { self.take_port(task, SocketAddr::new(source_for(to.ip()), 0))? };
         let local_ip = if hold.addr.ip().is_unspecified() { source_for(to.ip()) } else { hold.addr.ip() };
         let local = SocketAddr::new(local_ip, hold.addr.port());
-        let server = TcpSocket::new(self.net.clone(), target.domain());
+        let server = TcpSocket::new(self.options.budget.platform(), self.net.clone(), target.domain());
+        server.options.charge_unaccepted()?;
         server.options.inherit(&target.options);
         server.ip.inherit(&target.ip);
         {
@@ -339,8 +341,8 @@ impl Socket for TcpSocket {
             if room == 0 {
                 break;
             }
-            let data = match take_bytes(src, room.min(CHUNK)) {
-                Ok(data) => data,
+            let (charge, data) = match charged_bytes(&self.options.budget, src, room.min(CHUNK)) {
+                Ok(taken) => taken,
                 Err(e) if total == 0 => return Err(e),
                 Err(_) => break,
             };
@@ -351,7 +353,9 @@ impl Socket for TcpSocket {
                     return false;
                 }
                 if !state.shut_read {
-                    state.received.push_stream(&data, Ancillary::default(), &self.options.budget);
+                    let rest = state.received.push_stream(data, Ancillary::default(), charge);
+                    drop(state);
+                    drop(rest);
                 }
                 true
             });

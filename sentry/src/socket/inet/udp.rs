@@ -11,6 +11,7 @@ use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::mm::{IoDest, IoSource};
 use crate::ns::net::NetNamespace;
+use crate::platform::Platform;
 use crate::socket::message::{Ancillary, Budget, ReceiveQueue, Received, Segment, take_bytes};
 use crate::socket::options::Options;
 use crate::socket::{AF_INET, AF_INET6, AF_UNSPEC, SendRequest, Socket, SocketType, msg};
@@ -46,14 +47,14 @@ pub struct UdpSocket {
 
 impl UdpSocket {
     /// An unbound socket.
-    pub fn new(net: Arc<NetNamespace>, domain: u16) -> Arc<UdpSocket> {
+    pub fn new(platform: &Arc<dyn Platform>, net: Arc<NetNamespace>, domain: u16) -> Arc<UdpSocket> {
         let levels: &'static [i32] = if domain == AF_INET {
             &[ip_options::IP, ip_options::UDP]
         } else {
             &[ip_options::IP, ip_options::UDP, ip_options::IPV6]
         };
-        let options = Options::new(domain, SocketType::Datagram, IPPROTO_UDP);
-        let inbox = Budget::new(options.budget.limit(), WaitQueue::new());
+        let options = Options::new(platform, domain, SocketType::Datagram, IPPROTO_UDP);
+        let inbox = Budget::new(platform, options.budget.limit(), WaitQueue::new());
         Arc::new_cyclic(|this| UdpSocket {
             this: this.clone(),
             net,
@@ -107,7 +108,9 @@ impl UdpSocket {
             }
             let source: Arc<[u8]> = encode(self.domain(), from).into();
             let ancillary = Ancillary { source: Some(source), ..Ancillary::default() };
-            state.received.push(Segment::new(data, ancillary, &self.inbox));
+            // No memory is no room.
+            let Ok(charge) = self.inbox.charge(data.len()) else { return };
+            state.received.push(Segment::new(data, ancillary, charge));
         }
         self.options.queue.wake(Events::READABLE);
     }
