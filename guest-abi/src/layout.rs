@@ -13,6 +13,9 @@ pub const TASK_SIZE: u64 = MONITOR_BASE;
 pub const MMAP_MIN_ADDR: u64 = 65536;
 /// Start of the monitor's region: top-level entry 255.
 pub const MONITOR_BASE: u64 = 0x7f80_0000_0000;
+/// The page in which a vCPU asks for system calls without leaving the guest, directly before the entry page. The program sees it
+/// where SYSCALL arrives in ring 3.
+pub const REQUEST_PAGE: u64 = MONITOR_BASE;
 /// The page that LSTAR points into: the SYSCALL entry stub.
 pub const ENTRY_PAGE: u64 = MONITOR_BASE + 0x1000;
 /// The page of the vCPU's own mailbox, directly after the entry page so that the stub reaches it RIP-relative.

@@ -20,6 +20,7 @@ use crate::socket::unix_gc::Flights;
 use crate::syscalls::dispatch::Dispatch;
 use crate::syscalls::strace::Trace;
 use crate::task::ThreadGroup;
+use crate::task::in_guest::InGuest;
 use crate::task::nsproxy::NsProxy;
 use crate::task::pid_namespace::PidNamespace;
 use crate::task::run::SystemCalls;
@@ -69,6 +70,8 @@ pub struct Kernel {
     pub sched: Scheduler,
     /// Counters.
     pub stats: Stats,
+    /// Tasks whose calls may be served while they stay in the guest.
+    pub in_guest: InGuest,
     /// The outermost PID namespace.
     pub root_pid_ns: Arc<PidNamespace>,
     /// The initial UTS namespace.
@@ -121,6 +124,7 @@ impl Kernel {
             timers: Timers::new(platform.clone()),
             sched: Scheduler::new(platform.clone()),
             stats: Stats::new(platform.cpus()),
+            in_guest: InGuest::new(platform.cpus()),
             root_pid_ns,
             uts: Arc::new(UtsNamespace::new(config.hostname.clone())),
             net: NetNamespace::new(None),

@@ -105,12 +105,13 @@ fn cpu() {
     );
     assert!(dt > Duration::from_millis(5) && dt <= dp + Duration::from_millis(1), "{dt:?} {dp:?}");
     assert!(dp < Duration::from_secs(20));
-    let before = clock(libc::CLOCK_THREAD_CPUTIME_ID);
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(
-        clock(libc::CLOCK_THREAD_CPUTIME_ID).checked_sub(before).unwrap() < Duration::from_millis(40),
-        "sleeping costs no CPU time"
-    );
+    // A busy machine may take the CPU away from the few instructions around the sleep, and that may count.
+    let cheap = (0..5).any(|_| {
+        let before = clock(libc::CLOCK_THREAD_CPUTIME_ID);
+        std::thread::sleep(Duration::from_millis(100));
+        clock(libc::CLOCK_THREAD_CPUTIME_ID).checked_sub(before).unwrap() < Duration::from_millis(50)
+    });
+    assert!(cheap, "sleeping costs no CPU time");
 }
 
 fn getcpu() {

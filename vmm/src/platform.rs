@@ -3,7 +3,7 @@ use std::sync::{Arc, OnceLock};
 
 use guest_abi::Errno;
 use rustix::thread::{MembarrierCommand, membarrier};
-use sentry::platform::{CpuModel, Exit, Fpu, GuestSpace, Memory, Platform, TscClock, UserContext};
+use sentry::platform::{CpuModel, Exit, Fpu, GuestSpace, Memory, Platform, RequestedCalls, TscClock, UserContext};
 
 use crate::clock::Clock;
 use crate::entry::TrapMode;
@@ -14,6 +14,8 @@ use crate::page_table::KvmSpace;
 use crate::self_test::{self, SelfTest};
 use crate::vcpu_pool::Pool;
 
+pub use crate::vcpu_pool::requests::Mode as Service;
+
 /// What a sandbox asks of the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -21,6 +23,8 @@ pub struct Config {
     pub cpus: usize,
     /// Bytes of guest memory, page tables included.
     pub memory_limit: u64,
+    /// When idle workers serve system calls of tasks that stay in the guest.
+    pub service: Service,
 }
 
 /// Called with a host CLOCK_MONOTONIC time at which `Kernel::on_deadline` is to run, or None to cancel.
@@ -47,7 +51,12 @@ impl KvmPlatform {
             .map_err(|e| PlatformError::Host("register for memory barriers", e.into()))?;
         let (machine, report) = self_test::run(&kvm, caps, cpus, config.memory_limit)?;
         let clock = Clock::new(report.tsc_khz, report.tsc_usable);
-        Ok(Arc::new(KvmPlatform { pool: Pool::new(machine, cpus), clock, report, deadline: OnceLock::new() }))
+        Ok(Arc::new(KvmPlatform {
+            pool: Pool::new(machine, cpus, config.service, report.tsc_khz),
+            clock,
+            report,
+            deadline: OnceLock::new(),
+        }))
     }
 
     /// What the self-test found.
@@ -125,6 +134,10 @@ impl Platform for KvmPlatform {
         if let Err(e) = membarrier(MembarrierCommand::PrivateExpedited) {
             log::error!("the host refused a memory barrier: {e}");
         }
+    }
+
+    fn serve_requests(&self, calls: Arc<dyn RequestedCalls>) {
+        self.pool.start_service(calls);
     }
 
     fn kick(&self, cpu: usize) {

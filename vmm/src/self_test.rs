@@ -116,7 +116,7 @@ impl Test<'_> {
         let mut ctx =
             UserContext { rip: CODE + rip, rdi, rsi, rax: 39, rbx: !1, r8: 8, rsp: 0x5a5a, ..Default::default() };
         loop {
-            let exit = self.guest.enter(self.machine, &self.kick, 0, self.space, &mut ctx, self.fpu);
+            let exit = self.guest.enter(self.machine, &self.kick, None, 0, self.space, &mut ctx, self.fpu);
             // A signal to this thread is no verdict.
             if exit != Exit::Interrupted {
                 return (exit, ctx);

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use iced_x86::code_asm::{CodeAssembler, rdi as RDI, xmm7, xmmword_ptr, ymm7, ymmword_ptr};
 use sentry::platform::{Exit, Fpu, GuestSpace, PhysAddr, Platform, Pte, PteFlags, UserContext};
 use vmm::kvm::PlatformError;
-use vmm::platform::{Config, KvmPlatform};
+use vmm::platform::{Config, KvmPlatform, Service};
 
 const CODE: u64 = 0x40_0000;
 const DATA: u64 = 0x50_0000;
 const STACK: u64 = 0x60_0000;
 
 fn machine(cpus: usize) -> Option<Arc<KvmPlatform>> {
-    match KvmPlatform::new(Config { cpus, memory_limit: 64 << 20 }) {
+    match KvmPlatform::new(Config { cpus, memory_limit: 64 << 20, service: Service::Always }) {
         Ok(p) => Some(p),
         Err(e @ (PlatformError::NoDevice | PlatformError::NoPermission)) => {
             println!("skipped: {e}");

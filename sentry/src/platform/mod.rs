@@ -331,6 +331,23 @@ impl Default for CpuModel {
     }
 }
 
+/// What became of a system call that was requested from inside the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// It cannot be served this way, and nothing has been done: it is to leave the guest.
+    Refused,
+    /// It is over; RAX is to be this.
+    Done(u64),
+    /// It is over, and something is due before the task goes on: its worker has been kicked, and it stays where it is until then.
+    Held(u64),
+}
+
+/// System calls served while their task stays in the guest: called on another worker than the one whose vCPU runs the task.
+pub trait RequestedCalls: Send + Sync {
+    /// Serves the call of the task that is in the guest on `cpu`, which does not leave it before this returns.
+    fn serve(&self, cpu: usize, nr: u64, args: [u64; 6]) -> Served;
+}
+
 /// The machine.
 pub trait Platform: Send + Sync + 'static {
     /// Workers, each with one vCPU; what the guest sees as CPUs.
@@ -362,6 +379,12 @@ pub trait Platform: Send + Sync + 'static {
     /// Runs the guest on the calling worker's vCPU until something needs the sentry. Only called on a worker thread.
     /// A non-canonical or monitor-owned `rip` is the caller's to refuse; here it ends as an exception or as Broken.
     fn enter(&self, space: &dyn GuestSpace, ctx: &mut UserContext, fpu: &dyn Fpu) -> Exit;
+
+    /// Lets the platform serve system calls by `calls` while their task stays in the guest, where and when that is quicker. Without it,
+    /// or on a platform that cannot, every call leaves the guest. Once.
+    fn serve_requests(&self, calls: Arc<dyn RequestedCalls>) {
+        drop(calls);
+    }
 
     /// Makes the worker `cpu` leave the guest soon, or skip its next entry, with [`Exit::Interrupted`]. Never lost: a kick
     /// that races with `enter` acts on that entry.

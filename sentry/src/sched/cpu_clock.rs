@@ -189,7 +189,11 @@ impl GroupClock {
 
     /// The slot of the calling worker; the first for a thread that is none, which counts no time.
     fn own(&self) -> Option<&Slot> {
-        self.slots.get(current_cpu().unwrap_or(0))
+        self.of(current_cpu().unwrap_or(0))
+    }
+
+    fn of(&self, cpu: usize) -> Option<&Slot> {
+        self.slots.get(cpu)
     }
 
     /// User and system time up to `now`.
@@ -213,7 +217,8 @@ impl GroupClock {
     }
 }
 
-/// The clock of one task, which counts for its group too. Times are monotonic ns; only the worker that runs the task changes it.
+/// The clock of one task, which counts for its group too. Times are monotonic ns; only the worker that runs the task changes it, or
+/// whoever serves a call of the task while that worker is in the guest.
 pub struct CpuClock {
     meter: Meter,
     events: EventCounts,
@@ -227,10 +232,24 @@ impl CpuClock {
     }
 
     fn turn(&self, now: Nanos, next: Stretch) {
+        self.turn_on(self.group.own(), now, next);
+    }
+
+    fn turn_on(&self, slot: Option<&Slot>, now: Nanos, next: Stretch) {
         self.meter.turn(now, next);
-        if let Some(slot) = self.group.own() {
+        if let Some(slot) = slot {
             slot.meter.turn(now, next);
         }
+    }
+
+    /// Another worker begins to serve a call of the task, which stays in the guest on `cpu` meanwhile.
+    pub fn begin_service(&self, cpu: usize, now: Nanos) {
+        self.turn_on(self.group.of(cpu), now, Stretch::Sentry);
+    }
+
+    /// It has served it.
+    pub fn end_service(&self, cpu: usize, now: Nanos) {
+        self.turn_on(self.group.of(cpu), now, Stretch::Guest);
     }
 
     /// The task begins to run in the sentry.

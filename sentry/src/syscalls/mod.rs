@@ -24,6 +24,7 @@ pub mod place;
 pub mod poll;
 pub mod prctl;
 pub mod process;
+pub mod requested;
 pub mod sched;
 pub mod signal;
 pub mod socket;

@@ -8,6 +8,7 @@ pub mod clone;
 pub mod credentials;
 pub mod exec;
 pub mod exit;
+pub mod in_guest;
 
 pub mod init;
 pub mod limits;

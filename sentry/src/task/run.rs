@@ -97,7 +97,9 @@ fn enter(task: &Arc<Task>) -> Exit {
     if let Some(vdso) = &kernel.vdso {
         vdso.refresh_if_due(&*kernel.platform, now);
     }
+    kernel.in_guest.set(cpu, Some(task.clone()));
     let exit = kernel.platform.enter(space.pages(), &mut context, &*task.fpu);
+    kernel.in_guest.set(cpu, None);
     clock.leave_guest(kernel.platform.monotonic());
     task.set_running_on(None);
     *task.context.lock() = context;

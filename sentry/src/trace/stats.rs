@@ -33,6 +33,7 @@ struct Shard {
     syscalls: Box<[AtomicU64]>,
     beyond: AtomicU64,
     exits: [AtomicU64; ExitReason::ALL.len()],
+    inside: AtomicU64,
 }
 
 /// Counters of one sandbox.
@@ -47,6 +48,7 @@ impl Stats {
             syscalls: (0..NUMBERS).map(|_| AtomicU64::new(0)).collect(),
             beyond: AtomicU64::new(0),
             exits: Default::default(),
+            inside: AtomicU64::new(0),
         };
         Stats { shards: (0..cpus.max(1)).map(|_| shard()).collect() }
     }
@@ -70,6 +72,16 @@ impl Stats {
     /// Counts an exit on worker `cpu`.
     pub fn exit(&self, cpu: usize, reason: ExitReason) {
         self.add(cpu, |s| &s.exits[reason as usize]);
+    }
+
+    /// Counts a system call that worker `cpu` served while its task stayed in the guest.
+    pub fn served_inside(&self, cpu: usize) {
+        self.add(cpu, |s| &s.inside);
+    }
+
+    /// System calls served while their tasks stayed in the guest.
+    pub fn inside(&self) -> u64 {
+        self.sum(|s| &s.inside)
     }
 
     /// Exits of one kind so far.

@@ -40,6 +40,17 @@ pub enum StatsFormat {
     Json,
 }
 
+/// `--service`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ServiceMode {
+    /// When it pays.
+    Auto,
+    /// Whenever a CPU is idle, whether it pays or not.
+    Always,
+    /// Never.
+    Off,
+}
+
 /// `bartizan run`.
 #[derive(Args, Debug)]
 pub struct RunOptions {
@@ -73,6 +84,9 @@ pub struct RunOptions {
     /// Limit of the sandbox's memory [default: three quarters of the host's]
     #[arg(long, short = 'm', value_name = "SIZE", value_parser = value::size)]
     pub memory: Option<u64>,
+    /// Whether idle CPUs of the sandbox serve system calls of programs on the others, which then need not leave the guest
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    pub service: ServiceMode,
     /// Kill everything after this time; the exit status is then 124
     #[arg(long, value_name = "DUR", value_parser = value::duration)]
     pub timeout: Option<Duration>,

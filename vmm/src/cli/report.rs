@@ -13,6 +13,8 @@ use super::options::StatsFormat;
 #[derive(Serialize)]
 struct Report {
     exits: Vec<Count>,
+    /// System calls served without an exit.
+    served_inside: u64,
     context_switches: u64,
     syscalls: Vec<Count>,
     absent_syscalls: Vec<Count>,
@@ -49,6 +51,7 @@ pub fn report(kernel: &Kernel, format: StatsFormat) -> String {
     }
     let report = Report {
         exits: exits.filter(|c| c.count > 0).collect(),
+        served_inside: stats.inside(),
         context_switches: kernel.sched.context_switches(),
         syscalls,
         absent_syscalls: absent,
@@ -82,6 +85,7 @@ fn text(report: &Report) -> String {
     section("exits", &report.exits);
     section("system calls", &report.syscalls);
     section("absent system calls (ENOSYS)", &report.absent_syscalls);
+    let _ = writeln!(out, "system calls served without an exit: {}", report.served_inside);
     let _ = writeln!(out, "page faults: {}", report.page_faults);
     let _ = writeln!(out, "context switches: {}", report.context_switches);
     let _ = writeln!(out, "processes and threads made: {}", report.processes_made);

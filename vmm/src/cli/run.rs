@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use sentry::syscalls::strace::{Filter, Trace};
 
 use super::logging::Output;
-use super::options::RunOptions;
+use super::options::{RunOptions, ServiceMode};
 use super::{Failure, report, status};
 use crate::jail::Refusal;
+use crate::platform::Service;
 use crate::sandbox::{BindSource, Outcome, Sandbox, SandboxConfig, SandboxError};
 
 /// PATH of a command that has none.
@@ -75,6 +76,11 @@ fn config(options: &RunOptions, trace: Option<Trace>) -> Result<SandboxConfig, F
         hostname: options.hostname.clone().unwrap_or_else(|| "bartizan".to_owned()).into_bytes(),
         cpus: options.cpus.map_or(host_cpus, usize::from),
         memory: options.memory,
+        service: match options.service {
+            ServiceMode::Auto => Service::Auto,
+            ServiceMode::Always => Service::Always,
+            ServiceMode::Off => Service::Off,
+        },
         timeout: options.timeout,
         trace,
         refusal: if options.log >= log::LevelFilter::Debug { Refusal::Report } else { Refusal::Kill },

@@ -5,10 +5,11 @@
 //! Everything but the stack and the mailbox is shared by all vCPUs.
 pub mod decode;
 pub mod operand;
+pub mod stub;
 pub mod tables;
 
 use guest_abi::Errno;
-use guest_abi::layout::{ENTRY_PAGE, MAILBOX_PAGE, MONITOR_BASE, PAGE_SIZE};
+use guest_abi::layout::{ENTRY_PAGE, MAILBOX_PAGE, MONITOR_BASE, PAGE_SIZE, REQUEST_PAGE};
 use sentry::platform::{Memory as _, PhysAddr};
 
 use crate::memory::GuestMemory;
@@ -31,12 +32,6 @@ pub const STACK_TOP: u64 = STACK_PAGE + PAGE_SIZE;
 pub const STUB_STRIDE: u64 = 8;
 /// The SYSCALL entry of ring0 mode.
 pub const SUPERVISOR_SYSCALL: u64 = STUB_PAGE + 0xc00;
-/// Where ring0 mode resumes a program whose registers allow it: the SYSRET after the `out` above.
-pub const SUPERVISOR_SYSRET: u64 = SUPERVISOR_SYSCALL + 2;
-
-/// Bytes of the system call entry of ring3 mode.
-pub const USER_ENTRY_LEN: u64 = 4;
-
 /// The port by which a system call leaves the guest.
 pub const SYSCALL_PORT: u8 = 0x10;
 /// The port by which an exception leaves the guest.
@@ -60,16 +55,6 @@ impl core::fmt::Display for TrapMode {
     }
 }
 
-impl TrapMode {
-    /// Where LSTAR points.
-    pub fn syscall_entry(self) -> u64 {
-        match self {
-            TrapMode::Ring0 => SUPERVISOR_SYSCALL,
-            TrapMode::Ring3 => ENTRY_PAGE,
-        }
-    }
-}
-
 /// The pages that all vCPUs of a machine share.
 pub struct SharedPages {
     entry: PhysAddr,
@@ -87,7 +72,7 @@ impl SharedPages {
             idt: memory.alloc_table_page()?,
             stubs: memory.alloc_table_page()?,
         };
-        memory.write(shared.entry, &tables::user_entry())?;
+        memory.write(shared.entry, &tables::filled(&[(0, &stub::Stub::new(TrapMode::Ring3).code)]))?;
         memory.write(shared.descriptors, &tables::descriptors())?;
         memory.write(shared.idt, &tables::interrupt_descriptors())?;
         memory.write(shared.stubs, &tables::stubs())?;
@@ -107,13 +92,20 @@ pub struct Chain {
     table: PhysAddr,
     /// The ring-0 stack.
     pub stack: PhysAddr,
+    /// The request page.
+    pub requests: PhysAddr,
 }
 
 impl Chain {
     /// Makes the chain of the CPU numbered `cpu`. Without a mode the system call entry of ring3 mode is left out.
     pub fn new(memory: &GuestMemory, shared: &SharedPages, cpu: u32, mode: Option<TrapMode>) -> Result<Chain, Errno> {
         let (pdpt, directory) = (memory.alloc_table_page()?, memory.alloc_table_page()?);
-        let chain = Chain { pdpt, table: memory.alloc_table_page()?, stack: memory.alloc_table_page()? };
+        let chain = Chain {
+            pdpt,
+            table: memory.alloc_table_page()?,
+            stack: memory.alloc_table_page()?,
+            requests: memory.alloc_table_page()?,
+        };
         let mailbox = memory.alloc_table_page()?;
         memory.write(mailbox, &cpu.to_le_bytes())?;
         memory.table_write(pdpt, index(MONITOR_BASE, 30), pte::table(directory));
@@ -122,7 +114,8 @@ impl Chain {
         chain.set(memory, IDT_PAGE, pte::supervisor(shared.idt, false, false));
         chain.set(memory, STUB_PAGE, pte::supervisor(shared.stubs, false, true));
         chain.set(memory, STACK_PAGE, pte::supervisor(chain.stack, true, false));
-        // The program may read its CPU's number; nothing the monitor relies on is writable by it.
+        chain.set(memory, REQUEST_PAGE, pte::supervisor(chain.requests, true, false));
+        // The program may read its CPU's number. What it may write (the request page) the monitor never relies on.
         chain.set(memory, MAILBOX_PAGE, pte::user(mailbox, false, false));
         if mode == Some(TrapMode::Ring3) {
             chain.open_entry(memory, shared);
@@ -130,8 +123,9 @@ impl Chain {
         Ok(chain)
     }
 
-    /// Shows the system call entry of ring3 mode.
+    /// Shows the system call entry of ring3 mode, and its request page, to the program.
     pub fn open_entry(&self, memory: &GuestMemory, shared: &SharedPages) {
+        self.set(memory, REQUEST_PAGE, pte::user(self.requests, true, false));
         self.set(memory, ENTRY_PAGE, pte::user(shared.entry, false, true));
     }
 

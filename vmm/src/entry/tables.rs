@@ -1,5 +1,6 @@
 //! The bytes of the entry stubs and descriptor tables (Intel SDM volume 3, chapters 3, 6 and 8).
-use super::{EXCEPTION_PORT, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL, SYSCALL_PORT, TSS, USER_ENTRY_LEN};
+use super::stub::Stub;
+use super::{EXCEPTION_PORT, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL, SYSCALL_PORT, TSS, TrapMode};
 
 /// Ring-0 code segment selector.
 pub const KERNEL_CS: u16 = 0x10;
@@ -20,22 +21,21 @@ const BITMAP_LEN: usize = 5;
 /// Limit of the task state segment. Ports beyond its bitmap are refused.
 pub const TSS_LIMIT: u32 = (TSS_LEN + BITMAP_LEN - 1) as u32;
 
-/// The SYSCALL entry of ring3 mode. A KVM that has not yet stepped over the `out` when the registers are replaced by ones
-/// that point at the `out` itself steps over it then, and the jump makes that another system call, as it should be.
-pub fn user_entry() -> Vec<u8> {
+/// A page of breakpoints but for `parts`: offsets and their bytes, which fit.
+pub fn filled(parts: &[(usize, &[u8])]) -> Vec<u8> {
     let mut page = vec![0xcc; 4096];
-    page[..USER_ENTRY_LEN as usize].copy_from_slice(&[0xe6, SYSCALL_PORT, 0xeb, 0xfc]); // 1: out %al, $SYSCALL_PORT; jmp 1b
+    for (at, bytes) in parts {
+        page[*at..at + bytes.len()].copy_from_slice(bytes);
+    }
     page
 }
 
 /// The page of exception stubs and the SYSCALL entry of ring0 mode.
 pub fn stubs() -> Vec<u8> {
-    let mut page = vec![0xcc; 4096];
+    let mut page = filled(&[((SUPERVISOR_SYSCALL - STUB_PAGE) as usize, &Stub::new(TrapMode::Ring0).code)]);
     for stub in page[..256 * STUB_STRIDE as usize].chunks_exact_mut(STUB_STRIDE as usize) {
         stub[..4].copy_from_slice(&[0xe6, EXCEPTION_PORT, 0xeb, 0xfc]); // 1: out %al, $EXCEPTION_PORT; jmp 1b
     }
-    let entry = (SUPERVISOR_SYSCALL - STUB_PAGE) as usize;
-    page[entry..entry + 5].copy_from_slice(&[0xe6, SYSCALL_PORT, 0x48, 0x0f, 0x07]); // out %al, $SYSCALL_PORT; sysretq
     page
 }
 

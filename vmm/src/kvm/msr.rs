@@ -3,6 +3,7 @@ use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
 
 use super::PlatformError;
+use crate::entry::TrapMode;
 
 const MSR_TSC: u32 = 0x10;
 const MSR_STAR: u32 = 0xc000_0081;
@@ -21,11 +22,17 @@ fn entry(index: u32, data: u64) -> kvm_msr_entry {
     kvm_msr_entry { index, data, ..Default::default() }
 }
 
+/// The trap flag alone: in ring3 mode the flags are to be the program's again when the entry jumps back to it.
+const TRAP_MASK: u64 = 0x100;
+
 /// Sets the system call registers, with `lstar` as the entry point.
-pub fn set_syscall(vcpu: &VcpuFd, lstar: u64) -> Result<(), PlatformError> {
+pub fn set_syscall(vcpu: &VcpuFd, lstar: u64, mode: TrapMode) -> Result<(), PlatformError> {
     let what = "set the system call registers of a virtual CPU";
-    let entries =
-        [entry(MSR_STAR, STAR), entry(MSR_LSTAR, lstar), entry(MSR_CSTAR, 0), entry(MSR_SFMASK, SYSCALL_MASK)];
+    let mask = match mode {
+        TrapMode::Ring0 => SYSCALL_MASK,
+        TrapMode::Ring3 => TRAP_MASK,
+    };
+    let entries = [entry(MSR_STAR, STAR), entry(MSR_LSTAR, lstar), entry(MSR_CSTAR, 0), entry(MSR_SFMASK, mask)];
     let msrs = Msrs::from_entries(&entries)
         .map_err(|_| PlatformError::Kvm(what, std::io::Error::from_raw_os_error(libc::EINVAL)))?;
     let set = vcpu.set_msrs(&msrs).map_err(PlatformError::kvm(what))?;

@@ -30,7 +30,7 @@ use crate::host::stream::{Stream, take_standard};
 use crate::host::tree::DirTree;
 use crate::jail;
 use crate::memory::GuestMemory;
-use crate::platform::{Config, KvmPlatform};
+use crate::platform::{Config, KvmPlatform, Service};
 use crate::reactor::{self, Callbacks, Reactor};
 
 /// A host path to show in the sandbox.
@@ -65,6 +65,8 @@ pub struct SandboxConfig {
     pub cpus: usize,
     /// Limit of memory, bytes.
     pub memory: Option<u64>,
+    /// Whether idle workers serve calls of tasks that stay in the guest.
+    pub service: Service,
     /// Life span.
     pub timeout: Option<Duration>,
     /// System call trace.
@@ -125,7 +127,7 @@ impl Sandbox {
         let claim = claim.map_err(SandboxError::Control)?;
         let reactor = Reactor::new().map_err(|e| SandboxError::host("make the reactor", &e))?;
         let memory_limit = config.memory.unwrap_or_else(default_memory);
-        let platform = KvmPlatform::new(Config { cpus: config.cpus, memory_limit })?;
+        let platform = KvmPlatform::new(Config { cpus: config.cpus, memory_limit, service: config.service })?;
         let clock = reactor.clone();
         platform.set_deadline_sink(Box::new(move |at| clock.set_deadline(at)));
 
@@ -145,6 +147,7 @@ impl Sandbox {
 
         let kernel_config = KernelConfig { hostname: config.hostname.clone(), ..KernelConfig::default() };
         let kernel = Kernel::new(platform.clone(), kernel_config);
+        sentry::syscalls::requested::offer(&kernel);
         if let Some(trace) = config.trace {
             let _ = kernel.trace.set(trace);
         }

@@ -1,16 +1,18 @@
 //! One vCPU in use: its set-up, and the way into the guest and out of it. Owns the translation between a task's registers
 //! and the vCPU's, and from KVM's exits to the sentry's; the only place that knows both trap modes.
-use guest_abi::layout::{ENTRY_PAGE, PAGE_SIZE};
+use guest_abi::layout::PAGE_SIZE;
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::VmFd;
 use sentry::platform::{Exit, GuestSpace as _, Memory as _, PhysAddr, PteFlags, UserContext};
 
 use super::Machine;
+use super::requests::{Requests, Service};
 use super::signal::Kick;
+use crate::entry::stub::{self, Stub, state};
 use crate::entry::tables::{GDT_LIMIT, KERNEL_CS, TSS_LIMIT, TSS_SELECTOR, USER_CS, USER_SS, has_error_code};
 use crate::entry::{
     Chain, DESCRIPTOR_PAGE, EXCEPTION_PORT, IDT_PAGE, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL,
-    SUPERVISOR_SYSRET, SYSCALL_PORT, SharedPages, TSS, TrapMode, USER_ENTRY_LEN, decode, operand,
+    SYSCALL_PORT, SharedPages, TSS, TrapMode, decode, operand,
 };
 use crate::fpu::{KvmFpu, Resident};
 use crate::kvm::cpuid::GuestCpuid;
@@ -90,7 +92,8 @@ pub struct Guest {
     template: kvm_sregs,
     /// The space whose tables CR3 names, or 0.
     space: u64,
-    lstar: u64,
+    mode: TrapMode,
+    stub: Stub,
     xcr0: u64,
     number: u32,
     /// The vCPU's registers are to be set up anew.
@@ -135,7 +138,7 @@ impl Guest {
         template.cr0 = CR0;
         template.cr4 = CR4 | CR4_FSGSBASE;
         template.efer = EFER;
-        let lstar = mode.unwrap_or(TrapMode::Ring0).syscall_entry();
+        let mode = mode.unwrap_or(TrapMode::Ring0);
         let xcr0 = cpuid.xcr0;
         let mut guest = Guest {
             vcpu,
@@ -143,7 +146,8 @@ impl Guest {
             resident: Resident::default(),
             template,
             space: 0,
-            lstar,
+            mode,
+            stub: Stub::new(mode),
             xcr0,
             number,
             lost: true,
@@ -162,7 +166,7 @@ impl Guest {
         sregs.cr3 = root.0;
         self.vcpu.load_sregs(&sregs)?;
         self.vcpu.set_xcr0(self.xcr0)?;
-        msr::set_syscall(self.vcpu.fd(), self.lstar)?;
+        msr::set_syscall(self.vcpu.fd(), self.stub.entry, self.mode)?;
         msr::set_tsc_aux(self.vcpu.fd(), self.number);
         if !self.vcpu.share_tsc() {
             msr::set_tsc(self.vcpu.fd(), crate::clock::tsc());
@@ -175,7 +179,8 @@ impl Guest {
     /// Makes SYSCALL arrive as ring3 mode wants it. For the self-test, on a vCPU made without a mode.
     pub fn become_ring3(&mut self, machine: &Machine) -> Result<(), PlatformError> {
         self.chain.open_entry(&machine.memory, &machine.shared);
-        self.lstar = TrapMode::Ring3.syscall_entry();
+        self.mode = TrapMode::Ring3;
+        self.stub = Stub::new(self.mode);
         self.lost = true;
         Ok(())
     }
@@ -190,16 +195,24 @@ impl Guest {
         self.vcpu.run_page()
     }
 
+    /// The page of this vCPU's requests.
+    pub fn request_page(&self) -> PhysAddr {
+        self.chain.requests
+    }
+
     /// The vCPU and whose extended state it holds.
     pub fn fpu_parts(&mut self) -> (&Vcpu, &mut Resident) {
         (&self.vcpu, &mut self.resident)
     }
 
-    /// Runs `ctx` until the sentry is needed. `kick` was told of the entry.
+    /// Runs `ctx` until the sentry is needed. `kick` was told of the entry. With `service` the calls of the task may be served while
+    /// it stays in the guest.
+    #[allow(clippy::too_many_arguments)] // what an entry is made of
     pub fn enter(
         &mut self,
         machine: &Machine,
         kick: &Kick,
+        service: Option<(&Service, &Requests)>,
         cpu: usize,
         space: &KvmSpace,
         ctx: &mut UserContext,
@@ -216,8 +229,15 @@ impl Guest {
         if !self.resident.load(&self.vcpu, cpu, fpu, &machine.format) {
             return Exit::Broken("KVM refused the extended state");
         }
+        let fresh = self.space != space.id();
         self.load(machine.mode, root, space.id(), ctx);
-        let exit = self.run(machine, kick, space, ctx);
+        if let Some((service, requests)) = service {
+            requests.open(&machine.memory, service, fresh);
+        }
+        let exit = self.run(machine, kick, service.map(|(_, requests)| requests), space, ctx);
+        if let Some((_, requests)) = service {
+            requests.close(&machine.memory);
+        }
         if let Exit::Broken(_) = exit {
             self.resident.save(&self.vcpu, &machine.format);
             self.lost = true;
@@ -278,7 +298,7 @@ impl Guest {
             r13: ctx.r13,
             r14: ctx.r14,
             r15: ctx.r15,
-            rip: if sysret { SUPERVISOR_SYSRET } else { ctx.rip },
+            rip: if sysret { self.stub.after_out } else { ctx.rip },
             // In ring 0 the stub runs with interrupts off and no trap, as SYSCALL left it.
             rflags: if sysret { 2 } else { rflags },
         };
@@ -311,7 +331,14 @@ impl Guest {
         regs
     }
 
-    fn run(&mut self, machine: &Machine, kick: &Kick, space: &KvmSpace, ctx: &mut UserContext) -> Exit {
+    fn run(
+        &mut self,
+        machine: &Machine,
+        kick: &Kick,
+        requests: Option<&Requests>,
+        space: &KvmSpace,
+        ctx: &mut UserContext,
+    ) -> Exit {
         let mut zaps = None;
         loop {
             let exit = self.vcpu.run();
@@ -319,9 +346,9 @@ impl Guest {
             match exit {
                 RunExit::Out(port) if port == u16::from(SYSCALL_PORT) => {
                     let regs = self.store(ctx);
-                    let entry = machine.mode.syscall_entry();
-                    if ring0 == (machine.mode == TrapMode::Ring0) && (regs.rip == entry || regs.rip == entry + 2) {
-                        self.out_advanced = regs.rip != entry;
+                    let out = self.stub.out;
+                    if ring0 == (machine.mode == TrapMode::Ring0) && (regs.rip == out || regs.rip == out + 2) {
+                        self.out_advanced = regs.rip != out;
                         if !ring0 && regs.rflags & TF != 0 {
                             // A jump into the stub with the trap flag: the step's #DB must not reach whoever runs next here.
                             self.vcpu.drop_exception();
@@ -341,22 +368,22 @@ impl Guest {
                 RunExit::Interrupted => {
                     let rip = self.vcpu.regs().rip;
                     kick.set_immediate_exit(false);
-                    if ring0 && rip == SUPERVISOR_SYSRET {
+                    if ring0 && rip == self.stub.after_out {
                         // Not even the SYSRET has run: the task's registers stand in `ctx` as they were.
                         if kick.take() {
                             return Exit::Interrupted;
                         }
                         continue;
                     }
-                    let in_stub = ring0 || rip.wrapping_sub(ENTRY_PAGE) < USER_ENTRY_LEN;
+                    let in_stub = self.stub.contains(rip) && ring0 == (machine.mode == TrapMode::Ring0);
                     // On the way out already, or into an exception that must not hit another task: let it come. The kick
                     // stays for the next entry.
-                    if in_stub || self.vcpu.exception_queued() {
+                    if (ring0 && !in_stub) || self.vcpu.exception_queued() {
                         continue;
                     }
                     if kick.take() {
                         self.store(ctx);
-                        return Exit::Interrupted;
+                        return if in_stub { self.leave_stub(machine, requests, ctx) } else { Exit::Interrupted };
                     }
                 }
                 RunExit::Fault(at) => {
@@ -375,6 +402,27 @@ impl Guest {
                 RunExit::Broken(what) => return Exit::Broken(what),
             }
         }
+    }
+
+    /// Ends by hand the call of a program that was interrupted in the stub: it is served already, or is now.
+    fn leave_stub(&mut self, machine: &Machine, requests: Option<&Requests>, ctx: &mut UserContext) -> Exit {
+        let place = self.stub.place(ctx.rip);
+        let memory = &*machine.memory;
+        let state = requests.map_or(state::FREE, |r| r.close(memory));
+        let word = |w| memory.table_read(self.chain.requests, w);
+        if place.rcx_saved {
+            ctx.rcx = word(stub::RCX);
+        }
+        if place.r11_saved {
+            ctx.r11 = word(stub::R11);
+        }
+        if place.done || place.requested && matches!(state, state::DONE | state::HELD) {
+            ctx.rax = word(stub::CALL);
+            ctx.rip = ctx.rcx;
+            ctx.rflags = user_flags(ctx.r11);
+            return Exit::Interrupted;
+        }
+        syscall(ctx)
     }
 
     /// A port instruction that the bitmap admits but the program has no right to: #GP at the instruction, as with no port.

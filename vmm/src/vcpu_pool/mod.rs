@@ -1,15 +1,16 @@
 //! The vCPUs of a sandbox and the worker threads that drive them, one each: creation, parking, kicks, preemption. Owns which
 //! thread is which worker; decides nothing about what runs.
 pub mod guest;
+pub mod requests;
 mod signal;
 
 use core::cell::RefCell;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kvm_ioctls::VmFd;
 use parking_lot::{Mutex, MutexGuard};
-use sentry::platform::{Exit, UserContext};
+use sentry::platform::{Exit, RequestedCalls, UserContext};
 
 use crate::entry::{SharedPages, TrapMode};
 use crate::fpu::{Format, KvmFpu, Resident};
@@ -18,6 +19,7 @@ use crate::kvm::{PlatformError, Vcpu};
 use crate::memory::GuestMemory;
 use crate::page_table::KvmSpace;
 use guest::Guest;
+use requests::{Look, Requests, Service};
 pub use signal::Kick;
 use signal::PreemptionTimer;
 
@@ -55,17 +57,26 @@ struct Cpu {
     /// Held by the worker while it is in [`Pool::enter`]; by others only to fetch extended state.
     slot: Mutex<Slot>,
     kick: Kick,
-    /// 1 after an unpark that no park has consumed.
+    /// [`WANTED`] after an unpark that no park has consumed, [`LOOK`] after a request to look for requests.
     token: AtomicU32,
+    /// The worker sleeps, or is about to.
+    parked: AtomicBool,
+    requests: Requests,
     timer: OnceLock<PreemptionTimer>,
     /// When the timer is to fire, CLOCK_MONOTONIC; 0 if disarmed.
     armed: AtomicU64,
 }
 
+/// The worker is wanted for a task.
+const WANTED: u32 = 1;
+/// The worker should look for requests.
+const LOOK: u32 = 2;
+
 /// All vCPUs and workers.
 pub struct Pool {
     /// What they share.
     pub machine: Machine,
+    service: Service,
     cpus: Box<[Cpu]>,
 }
 
@@ -89,8 +100,11 @@ thread_local! {
 
 impl Pool {
     /// A pool of `cpus` vCPUs, none of which exists yet.
-    pub fn new(machine: Machine, cpus: usize) -> Arc<Pool> {
-        Arc::new(Pool { machine, cpus: (0..cpus).map(|_| Cpu::default()).collect() })
+    pub fn new(machine: Machine, cpus: usize, service: requests::Mode, tsc_khz: Option<u64>) -> Arc<Pool> {
+        // Somebody has to be idle while another runs.
+        let mode = if cpus > 1 { service } else { requests::Mode::Off };
+        let service = Service::new(mode, tsc_khz);
+        Arc::new(Pool { machine, service, cpus: (0..cpus).map(|_| Cpu::default()).collect() })
     }
 
     /// Number of CPUs.
@@ -110,6 +124,7 @@ impl Pool {
                 let m = &self.machine;
                 let mut guest = Guest::new(&m.vm, &m.memory, &m.shared, &m.cpuid, number, number, Some(m.mode))?;
                 worker.kick.set_run_page(guest.run_page());
+                worker.requests.set_page(guest.request_page());
                 slot.0 = Some(guest);
             }
         }
@@ -135,11 +150,17 @@ impl Pool {
         }
         let mut slot = cpu.slot.lock();
         let exit = match slot.0.as_mut() {
-            Some(guest) => guest.enter(&self.machine, &cpu.kick, number, space, ctx, fpu),
+            Some(guest) => {
+                let service = self.service.is_on().then_some((&self.service, &cpu.requests));
+                guest.enter(&self.machine, &cpu.kick, service, number, space, ctx, fpu)
+            }
             None => Exit::Broken("the worker has no virtual CPU"),
         };
         drop(slot);
         cpu.kick.end();
+        if exit == Exit::Syscall && self.service.left(&cpu.requests) {
+            self.call_a_looker();
+        }
         exit
     }
 
@@ -175,21 +196,60 @@ impl Pool {
         }
     }
 
+    /// Lets idle workers serve the calls of tasks that stay in the guest. Once.
+    pub fn start_service(&self, calls: Arc<dyn RequestedCalls>) {
+        self.service.start(calls);
+    }
+
+    /// Makes a worker that sleeps look for requests.
+    fn call_a_looker(&self) {
+        self.service.asked();
+        let asleep = self.cpus.iter().find(|c| c.parked.load(Ordering::SeqCst));
+        if let Some(cpu) = asleep
+            && cpu.token.compare_exchange(0, LOOK, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        {
+            wake(&cpu.token);
+        }
+    }
+
+    /// Looks for requests of the other CPUs.
+    fn look(&self, me: usize, cpu: &Cpu) -> Look {
+        let others: Vec<&Requests> = self.cpus.iter().map(|c| &c.requests).collect();
+        debug_assert!(me < others.len());
+        self.service.look(&self.machine.memory, &others, || cpu.token.load(Ordering::SeqCst) == WANTED)
+    }
+
     /// See [`sentry::platform::Platform::park`]. What the vCPU holds of a task stays there: whoever runs that task next can
-    /// fetch it while the worker is parked.
-    pub fn park(&self, cpu: usize) {
-        let Some(cpu) = self.cpus.get(cpu) else { return };
-        while cpu.token.swap(0, Ordering::Acquire) == 0 {
-            // An error means that the token is there, or a signal was: look again.
+    /// fetch it while the worker is parked. Before it sleeps the worker may look for requests of the others.
+    pub fn park(&self, number: usize) {
+        let Some(cpu) = self.cpus.get(number) else { return };
+        loop {
+            match cpu.token.swap(0, Ordering::SeqCst) {
+                WANTED => return,
+                LOOK if self.look(number, cpu) == Look::Wanted => continue,
+                _ => {}
+            }
+            let others = self.cpus.iter().enumerate().filter(|&(n, _)| n != number).map(|(_, c)| &c.requests);
+            if self.service.pays(others) && self.look(number, cpu) == Look::Wanted {
+                continue;
+            }
+            cpu.parked.store(true, Ordering::SeqCst);
+            // An error means that a token is there, or a signal was: look again.
             let _ = rustix::thread::futex::wait(&cpu.token, rustix::thread::futex::Flags::PRIVATE, 0, None);
+            cpu.parked.store(false, Ordering::SeqCst);
         }
     }
 
     /// See [`sentry::platform::Platform::unpark`].
     pub fn unpark(&self, cpu: usize) {
         let Some(cpu) = self.cpus.get(cpu) else { return };
-        if cpu.token.swap(1, Ordering::Release) == 0 {
-            let _ = rustix::thread::futex::wake(&cpu.token, rustix::thread::futex::Flags::PRIVATE, 1);
+        cpu.token.store(WANTED, Ordering::SeqCst);
+        if cpu.parked.load(Ordering::SeqCst) {
+            wake(&cpu.token);
         }
     }
+}
+
+fn wake(token: &AtomicU32) {
+    let _ = rustix::thread::futex::wake(token, rustix::thread::futex::Flags::PRIVATE, 1);
 }

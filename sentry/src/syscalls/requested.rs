@@ -1,0 +1,151 @@
+//! System calls served while their task stays in the guest, by another worker. Owns which calls may be; what they do is in their rows.
+//!
+//! A call may if its handler neither reads nor changes the caller's registers, its vector state, its place on a worker or its program,
+//! answers at once, and takes no longer than a worker may be kept from its own tasks.
+use std::sync::{Arc, Weak};
+
+use linux_raw_sys::general as nr;
+
+use super::table::{self, Call, Handler};
+use crate::kernel::Kernel;
+use crate::platform::{RequestedCalls, Served};
+use crate::sched::current_cpu;
+
+/// Most bytes of a read or write served this way.
+const MOST_BYTES: u64 = 64 << 10;
+/// Most random bytes.
+const MOST_RANDOM: u64 = 4096;
+
+/// The sandbox as whoever serves requests sees it.
+pub struct Requested(pub Weak<Kernel>);
+
+impl RequestedCalls for Requested {
+    fn serve(&self, cpu: usize, number: u64, args: [u64; 6]) -> Served {
+        // The kernel's entry code looks at 32 bits only.
+        let number = number & u64::from(u32::MAX);
+        if !may_be_served(number, &args) {
+            return Served::Refused;
+        }
+        let Some(kernel) = self.0.upgrade() else { return Served::Refused };
+        let Some(task) = kernel.in_guest.get(cpu) else { return Served::Refused };
+        if kernel.trace.get().is_some() {
+            return Served::Refused;
+        }
+        let Some(row) = table::row(number) else { return Served::Refused };
+        let call = Call { task: &task, nr: number, args };
+        let clock = &task.sched.clock;
+        clock.begin_service(cpu, kernel.platform.monotonic());
+        let result = match row.handler {
+            Handler::Fast(f) => f(&call).map(Some),
+            Handler::Both { fast, .. } => fast(&call),
+            Handler::Slow(_) => Ok(None),
+        };
+        clock.end_service(cpu, kernel.platform.monotonic());
+        // None: it would block.
+        let Some(result) = result.transpose() else { return Served::Refused };
+        let me = current_cpu().unwrap_or(0);
+        kernel.stats.syscall(me, number);
+        kernel.stats.served_inside(me);
+        let value = result.unwrap_or_else(|e| e.to_rax());
+        // What the call itself brought about, a signal to the caller above all, is due before the program goes on.
+        if task.interruption.is_pending() {
+            kernel.platform.kick(cpu);
+            return Served::Held(value);
+        }
+        Served::Done(value)
+    }
+}
+
+/// Lets the platform serve calls of `kernel`.
+pub fn offer(kernel: &Arc<Kernel>) {
+    kernel.platform.serve_requests(Arc::new(Requested(Arc::downgrade(kernel))));
+}
+
+fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
+    let Ok(number) = u32::try_from(number) else { return false };
+    match number {
+        nr::__NR_read | nr::__NR_write | nr::__NR_pread64 | nr::__NR_pwrite64 | nr::__NR_sendto | nr::__NR_recvfrom => {
+            args[2] <= MOST_BYTES
+        }
+        nr::__NR_getrandom => args[1] <= MOST_RANDOM,
+        // Waiting needs the worker.
+        nr::__NR_futex => matches!(
+            args[1] as u32 & !(nr::FUTEX_PRIVATE_FLAG | nr::FUTEX_CLOCK_REALTIME),
+            nr::FUTEX_WAKE | nr::FUTEX_WAKE_BITSET | nr::FUTEX_REQUEUE | nr::FUTEX_CMP_REQUEUE | nr::FUTEX_WAKE_OP
+        ),
+        nr::__NR_access
+        | nr::__NR_brk
+        | nr::__NR_chdir
+        | nr::__NR_chmod
+        | nr::__NR_clock_gettime
+        | nr::__NR_close
+        | nr::__NR_dup
+        | nr::__NR_dup2
+        | nr::__NR_dup3
+        | nr::__NR_epoll_ctl
+        | nr::__NR_epoll_wait
+        | nr::__NR_eventfd2
+        | nr::__NR_faccessat
+        | nr::__NR_faccessat2
+        | nr::__NR_fchdir
+        | nr::__NR_fchmod
+        | nr::__NR_fchmodat
+        | nr::__NR_fcntl
+        | nr::__NR_fstat
+        | nr::__NR_fstatfs
+        | nr::__NR_ftruncate
+        | nr::__NR_getcwd
+        | nr::__NR_getdents64
+        | nr::__NR_getegid
+        | nr::__NR_geteuid
+        | nr::__NR_getgid
+        | nr::__NR_getpgid
+        | nr::__NR_getpgrp
+        | nr::__NR_getpid
+        | nr::__NR_getppid
+        | nr::__NR_getrlimit
+        | nr::__NR_getrusage
+        | nr::__NR_getsid
+        | nr::__NR_gettid
+        | nr::__NR_gettimeofday
+        | nr::__NR_getuid
+        | nr::__NR_ioctl
+        | nr::__NR_kill
+        | nr::__NR_lseek
+        | nr::__NR_lstat
+        | nr::__NR_mkdir
+        | nr::__NR_mkdirat
+        | nr::__NR_mmap
+        | nr::__NR_mprotect
+        | nr::__NR_munmap
+        | nr::__NR_newfstatat
+        | nr::__NR_open
+        | nr::__NR_openat
+        | nr::__NR_pipe2
+        | nr::__NR_poll
+        | nr::__NR_readlink
+        | nr::__NR_readlinkat
+        | nr::__NR_recvmsg
+        | nr::__NR_rename
+        | nr::__NR_renameat
+        | nr::__NR_rmdir
+        | nr::__NR_rt_sigaction
+        | nr::__NR_rt_sigprocmask
+        | nr::__NR_sendmsg
+        | nr::__NR_stat
+        | nr::__NR_statfs
+        | nr::__NR_statx
+        | nr::__NR_symlink
+        | nr::__NR_tgkill
+        | nr::__NR_time
+        | nr::__NR_timerfd_settime
+        | nr::__NR_times
+        | nr::__NR_tkill
+        | nr::__NR_umask
+        | nr::__NR_uname
+        | nr::__NR_unlink
+        | nr::__NR_unlinkat
+        | nr::__NR_utimensat => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,284 @@
+//! The SYSCALL entry: the code that hands a call to a polling worker, or leaves the guest. Owns the code, its places, and the layout of the
+//! request page; never runs a vCPU.
+//!
+//! The code changes no flags but those SYSCALL clears, uses RCX and R11 only, and no stack. In ring3 mode a program can jump anywhere
+//! into it and write the request page: that harms itself alone, since all that is believed of the page is a call to be judged like any
+//! other, or a result that the program gets back.
+//!
+//! | words | written by | hold |
+//! |---|---|---|
+//! | [`STATE`] | both | whose turn it is: [`state`] |
+//! | [`CALL`], [`ARGS`] | the stub; the result by whoever serves | RAX, then RDI, RSI, RDX, R10, R8, R9 |
+//! | [`POLLED`] | the host | not zero while somebody looks for requests |
+//! | [`RCX`], [`R11`] | the stub | where the program goes on, and its flags |
+use guest_abi::layout::{ENTRY_PAGE, REQUEST_PAGE};
+use iced_x86::code_asm::registers::gpr8::{al, ch, cl};
+use iced_x86::code_asm::registers::gpr32::{ecx, r11d};
+use iced_x86::code_asm::registers::gpr64::{r11, rcx};
+use iced_x86::code_asm::{CodeAssembler, CodeLabel};
+use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand, Register};
+
+use super::{SUPERVISOR_SYSCALL, SYSCALL_PORT, TrapMode};
+
+/// Word of the request page: see [`state`].
+pub const STATE: usize = 0;
+/// The call's number; then its result.
+pub const CALL: usize = 1;
+/// First of the six arguments.
+pub const ARGS: usize = 2;
+/// Whether anybody polls. On a line of its own, which stays in the guest CPU's cache.
+pub const POLLED: usize = 8;
+/// The program's RCX: the return address.
+pub const RCX: usize = 16;
+/// The program's R11: its flags.
+pub const R11: usize = 17;
+
+/// Values of [`STATE`].
+pub mod state {
+    /// No request.
+    pub const FREE: u64 = 0;
+    /// A request that nobody has taken.
+    pub const REQUESTED: u64 = 1;
+    /// Somebody serves it.
+    pub const CLAIMED: u64 = 2;
+    /// The result is there.
+    pub const DONE: u64 = 3;
+    /// The call has to leave the guest.
+    pub const REFUSED: u64 = 4;
+    /// The result is there, and the vCPU is about to be kicked: the stub waits for that.
+    pub const HELD: u64 = 5;
+}
+
+/// Looks at the state before the stub takes its request back (a look is some tens of nanoseconds).
+const PATIENCE: u32 = 120;
+
+/// The code of one trap mode, and its places.
+#[derive(Clone, Debug)]
+pub struct Stub {
+    /// Its bytes, from the entry on.
+    pub code: Vec<u8>,
+    /// Where SYSCALL arrives.
+    pub entry: u64,
+    /// The `out` of a call that leaves the guest.
+    pub out: u64,
+    /// After the `out`; in ring0 mode the SYSRET by which the host may resume a program.
+    pub after_out: u64,
+    /// R11 has been saved.
+    saved: u64,
+    /// The request has been made.
+    requested: u64,
+    /// The result is there.
+    done: u64,
+    /// The call is to leave: from here on R11 is the program's again.
+    plain: u64,
+    /// After the last instruction.
+    end: u64,
+}
+
+/// What a program interrupted in the stub was at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// RCX is in its word, no longer in the register.
+    pub rcx_saved: bool,
+    /// R11 is in its word.
+    pub r11_saved: bool,
+    /// The call has been requested, and [`STATE`] tells what became of it.
+    pub requested: bool,
+    /// The call has been served; the result is in [`CALL`].
+    pub done: bool,
+}
+
+impl Stub {
+    /// The code for a trap mode.
+    pub fn new(mode: TrapMode) -> Stub {
+        // Nothing but the program text decides whether it assembles, and the tests of this module run it.
+        assemble(mode).unwrap_or_else(|e| unreachable!("the entry stub: {e}"))
+    }
+
+    /// Whether `rip` lies in the code.
+    pub fn contains(&self, rip: u64) -> bool {
+        (self.entry..self.end).contains(&rip)
+    }
+
+    /// What the program was at when it was interrupted at `rip`, which lies in the code.
+    pub fn place(&self, rip: u64) -> Place {
+        let done = (self.done..self.plain).contains(&rip);
+        Place {
+            rcx_saved: rip > self.entry && rip < self.out,
+            r11_saved: (self.saved..self.plain).contains(&rip),
+            requested: (self.requested..self.done).contains(&rip),
+            done,
+        }
+    }
+}
+
+/// A move between a register and a word of the request page.
+fn memory(word: usize) -> MemoryOperand {
+    let at = REQUEST_PAGE + 8 * word as u64;
+    MemoryOperand::with_base_displ(Register::RIP, at.cast_signed())
+}
+
+struct Writer(CodeAssembler);
+
+impl Writer {
+    fn store(&mut self, word: usize, from: Register) -> Result<(), IcedError> {
+        self.0.add_instruction(Instruction::with2(Code::Mov_rm64_r64, memory(word), from)?)
+    }
+
+    fn store_value(&mut self, word: usize, value: u64) -> Result<(), IcedError> {
+        self.0.add_instruction(Instruction::with2(Code::Mov_rm64_imm32, memory(word), value as i32)?)
+    }
+
+    fn load(&mut self, to: Register, word: usize) -> Result<(), IcedError> {
+        self.0.add_instruction(Instruction::with2(Code::Mov_r64_rm64, to, memory(word))?)
+    }
+
+    fn swap_rcx(&mut self, word: usize) -> Result<(), IcedError> {
+        self.0.add_instruction(Instruction::with2(Code::Xchg_rm64_r64, memory(word), Register::RCX)?)
+    }
+
+    /// Goes to `target` if RCX is `n`; leaves RCX less `n`.
+    fn if_rcx(&mut self, n: u64, target: CodeLabel) -> Result<(), IcedError> {
+        self.0.lea(rcx, rcx - n as i32)?;
+        self.0.jrcxz(target)
+    }
+}
+
+fn assemble(mode: TrapMode) -> Result<Stub, IcedError> {
+    let entry = match mode {
+        TrapMode::Ring0 => SUPERVISOR_SYSCALL,
+        TrapMode::Ring3 => ENTRY_PAGE,
+    };
+    let mut w = Writer(CodeAssembler::new(64)?);
+    let mut labels: [CodeLabel; 12] = core::array::from_fn(|_| w.0.create_label());
+    let [saved, requested, spin, wait, done, plain, restored, out, after_out, again, no_trap, end] = &mut labels;
+
+    w.store(RCX, Register::RCX)?;
+    w.load(Register::RCX, POLLED)?;
+    w.0.jrcxz(*restored)?;
+    // A program that single-steps is to meet its trap after the call: bit 8 of the flags to the top of a byte.
+    w.0.mov(ecx, r11d)?;
+    w.0.movzx(ecx, ch)?;
+    w.0.lea(ecx, rcx * 8)?;
+    w.0.lea(ecx, rcx * 8)?;
+    w.0.lea(ecx, rcx * 2)?;
+    w.0.movzx(ecx, cl)?;
+    w.0.jrcxz(*no_trap)?;
+    w.0.jmp(*restored)?;
+    w.0.set_label(no_trap)?;
+    w.store(R11, Register::R11)?;
+    w.0.set_label(saved)?;
+    w.store(CALL, Register::RAX)?;
+    let arguments = [Register::RDI, Register::RSI, Register::RDX, Register::R10, Register::R8, Register::R9];
+    for (i, register) in arguments.into_iter().enumerate() {
+        w.store(ARGS + i, register)?;
+    }
+    w.store_value(STATE, state::REQUESTED)?;
+    w.0.set_label(requested)?;
+    w.0.mov(r11d, PATIENCE)?;
+    w.0.set_label(spin)?;
+    w.0.pause()?;
+    w.load(Register::RCX, STATE)?;
+    w.if_rcx(state::DONE, *done)?;
+    w.if_rcx(state::REFUSED - state::DONE, *plain)?;
+    w.0.lea(r11d, r11 - 1)?;
+    w.0.mov(ecx, r11d)?;
+    w.0.jrcxz(*again)?;
+    w.0.jmp(*spin)?;
+    w.0.set_label(again)?;
+    w.0.mov(ecx, 0)?;
+    w.swap_rcx(STATE)?;
+    w.if_rcx(state::REQUESTED, *plain)?;
+    w.if_rcx(state::DONE - state::REQUESTED, *done)?;
+    w.if_rcx(state::REFUSED - state::DONE, *plain)?;
+    w.0.set_label(wait)?;
+    w.0.pause()?;
+    w.load(Register::RCX, STATE)?;
+    w.if_rcx(state::DONE, *done)?;
+    w.if_rcx(state::REFUSED - state::DONE, *plain)?;
+    w.0.jmp(*wait)?;
+
+    w.0.set_label(done)?;
+    w.load(Register::RAX, CALL)?;
+    w.load(Register::R11, R11)?;
+    w.load(Register::RCX, RCX)?;
+    match mode {
+        TrapMode::Ring0 => w.0.sysretq()?,
+        TrapMode::Ring3 => w.0.jmp(rcx)?,
+    }
+
+    w.0.set_label(plain)?;
+    w.load(Register::R11, R11)?;
+    w.0.set_label(restored)?;
+    w.load(Register::RCX, RCX)?;
+    w.0.set_label(out)?;
+    w.0.out(u32::from(SYSCALL_PORT), al)?;
+    w.0.set_label(after_out)?;
+    match mode {
+        TrapMode::Ring0 => w.0.sysretq()?,
+        // A KVM that has not yet stepped over the `out` when the registers are replaced by ones that point at the `out` itself steps
+        // over it then, and the jump makes that another system call, as it should be.
+        TrapMode::Ring3 => w.0.jmp(*out)?,
+    }
+    w.0.set_label(end)?;
+    w.0.nop()?;
+
+    let block = w.0.assemble_options(entry, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
+    let at = |label: &CodeLabel| block.label_ip(label);
+    Ok(Stub {
+        entry,
+        out: at(out)?,
+        after_out: at(after_out)?,
+        saved: at(saved)?,
+        requested: at(requested)?,
+        done: at(done)?,
+        plain: at(plain)?,
+        end: at(end)?,
+        code: block.inner.code_buffer,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_tells_where_the_registers_are() {
+        for mode in [TrapMode::Ring0, TrapMode::Ring3] {
+            let stub = Stub::new(mode);
+            assert_eq!(stub.end - stub.entry + 1, stub.code.len() as u64);
+            assert!(stub.code.len() < 0x400 - 8, "{}", stub.code.len());
+            let place = |rip| stub.place(rip);
+            let intact = Place { rcx_saved: false, r11_saved: false, requested: false, done: false };
+            assert_eq!(place(stub.entry), intact);
+            assert_eq!(place(stub.out), intact);
+            assert_eq!(place(stub.requested), Place { rcx_saved: true, r11_saved: true, requested: true, done: false });
+            assert_eq!(place(stub.done), Place { rcx_saved: true, r11_saved: true, requested: false, done: true });
+            assert!(!place(stub.plain).done && place(stub.plain).rcx_saved);
+            assert!(stub.contains(stub.out) && !stub.contains(stub.end));
+        }
+    }
+
+    #[test]
+    fn the_code_changes_no_flags() {
+        use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, RflagsBits};
+        for mode in [TrapMode::Ring0, TrapMode::Ring3] {
+            let stub = Stub::new(mode);
+            let mut factory = InstructionInfoFactory::new();
+            for i in Decoder::with_ip(64, &stub.code, stub.entry, DecoderOptions::NONE) {
+                if i.code() != Code::Sysretq {
+                    assert_eq!(i.rflags_modified(), RflagsBits::NONE, "{i}");
+                }
+                for r in factory.info(&i).used_registers() {
+                    use iced_x86::OpAccess::{CondWrite, ReadCondWrite, ReadWrite, Write};
+                    if matches!(r.access(), Write | CondWrite | ReadWrite | ReadCondWrite) {
+                        let full = r.register().full_register();
+                        let result = full == Register::RAX && (stub.done..stub.plain).contains(&i.ip());
+                        let sysret = i.code() == Code::Sysretq;
+                        assert!(matches!(full, Register::RCX | Register::R11) || result || sysret, "{i}");
+                    }
+                }
+            }
+        }
+    }
+}
