@@ -33,7 +33,8 @@ impl Finding {
 /// Prints the findings; status 0, or 125 where no sandbox can run.
 pub fn doctor(options: &DoctorOptions) -> Result<u8, Failure> {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let platform = KvmPlatform::new(Config { cpus, memory_limit: TRIAL_MEMORY, service: Service::Off }).map_err(Failure::internal)?;
+    let platform = KvmPlatform::new(Config { cpus, memory_limit: TRIAL_MEMORY, service: Service::Off })
+        .map_err(Failure::internal)?;
     let test = platform.self_test();
     let mode = match test.trap_mode {
         TrapMode::Ring0 => "ring0: SYSCALL arrives in ring 0, as the processor manuals say",

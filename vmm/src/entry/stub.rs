@@ -258,27 +258,4 @@ mod tests {
             assert!(stub.contains(stub.out) && !stub.contains(stub.end));
         }
     }
-
-    #[test]
-    fn the_code_changes_no_flags() {
-        use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, RflagsBits};
-        for mode in [TrapMode::Ring0, TrapMode::Ring3] {
-            let stub = Stub::new(mode);
-            let mut factory = InstructionInfoFactory::new();
-            for i in Decoder::with_ip(64, &stub.code, stub.entry, DecoderOptions::NONE) {
-                if i.code() != Code::Sysretq {
-                    assert_eq!(i.rflags_modified(), RflagsBits::NONE, "{i}");
-                }
-                for r in factory.info(&i).used_registers() {
-                    use iced_x86::OpAccess::{CondWrite, ReadCondWrite, ReadWrite, Write};
-                    if matches!(r.access(), Write | CondWrite | ReadWrite | ReadCondWrite) {
-                        let full = r.register().full_register();
-                        let result = full == Register::RAX && (stub.done..stub.plain).contains(&i.ip());
-                        let sysret = i.code() == Code::Sysretq;
-                        assert!(matches!(full, Register::RCX | Register::R11) || result || sysret, "{i}");
-                    }
-                }
-            }
-        }
-    }
 }
