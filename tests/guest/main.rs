@@ -15,6 +15,7 @@ mod namespaces;
 mod pidfd;
 mod pidns;
 mod process;
+mod ptrace;
 mod scale;
 mod scheduling;
 mod signals;
@@ -30,6 +31,7 @@ const AREAS: &[&[Case]] = &[
     hello::CASES,
     memory::CASES,
     process::CASES,
+    ptrace::CASES,
     pidns::CASES,
     namespaces::CASES,
     pidfd::CASES,

@@ -14,6 +14,7 @@ use super::{fault, frame, mask, send, stop};
 use crate::event::WaitEnd;
 use crate::platform::UserContext;
 use crate::task::Task;
+use crate::task::ptrace::{self, flag};
 use crate::time::Nanos;
 
 /// Signals acted on before others get a chance to run: a program may have queued a hundred thousand.
@@ -43,6 +44,8 @@ pub fn deliverable(task: &Task) -> bool {
     let signals = &task.signals;
     let unblocked = !signals.mask();
     signals.stop_pending.load(Ordering::SeqCst)
+        || signals.is_stopped()
+        || task.tracing.has(flag::TRAP)
         || signals.pending().intersects(unblocked)
         || task.group().signals.pending().intersects(unblocked)
         || task.must_exit().is_some()
@@ -62,8 +65,20 @@ pub async fn prepare_return(task: &Arc<Task>) -> Result<(), i32> {
         if let Some(status) = task.must_exit() {
             return Err(status);
         }
+        if task.tracing.has(flag::STOPPED) {
+            ptrace::stop::stand(task).await;
+            continue;
+        }
+        if task.signals.is_stopped() {
+            stop::stand_still(task).await;
+            continue;
+        }
         if task.signals.stop_pending.load(Ordering::SeqCst) {
             stop::take_part(task).await;
+            continue;
+        }
+        if task.tracing.has(flag::TRAP) {
+            ptrace::stop::group(task, None).await;
             continue;
         }
         let Some((entry, continues)) = take(task) else {
@@ -75,9 +90,18 @@ pub async fn prepare_return(task: &Arc<Task>) -> Result<(), i32> {
             }
             return Ok(());
         };
+        let entry = if task.tracing.is_traced() && entry.signal != Signal::SIGKILL {
+            let Some(entry) = ptrace::stop::signal(task, entry).await else { continue };
+            entry
+        } else {
+            entry
+        };
         if let Some(status) = act(task, entry, continues) {
             task.group().begin_exit(status);
             return Err(task.must_exit().unwrap_or(status));
+        }
+        if task.tracing.has(flag::HANDLER) {
+            ptrace::stop::handler(task).await;
         }
     }
     // There is more to do; the way into the guest leads back here, past the scheduler.
@@ -203,6 +227,7 @@ fn start_handler(task: &Arc<Task>, entry: &Entry, action: &SigAction) {
             blocked.add(entry.signal);
         }
         *task.context.lock() = ctx;
+        task.tracing.handler_starts();
         mask::set_mask(task, blocked);
         if !frame::is_user_rip(ctx.rip) {
             fault::segv(task);

@@ -27,6 +27,15 @@ pub fn set_mask(task: &Arc<Task>, mask: SigSet) {
     }
 }
 
+/// PTRACE_SETSIGMASK: replaces the mask of `task`, which stands in a stop.
+pub fn set_by_tracer(task: &Arc<Task>, mask: SigSet) {
+    task.signals.store_mask(mask);
+    // What is unblocked is looked at when the task goes on.
+    if deliverable(task) {
+        task.interruption.raise();
+    }
+}
+
 /// Sets `mask` for the duration of one call. The call ends with [`end_temporary_mask`].
 pub fn set_temporary_mask(task: &Arc<Task>, mask: SigSet) {
     let old = task.signals.mask();

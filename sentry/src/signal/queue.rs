@@ -200,6 +200,11 @@ impl Pending {
         self.queue.push_back(entry);
     }
 
+    /// siginfo of at most `max` entries after the first `skip`, oldest first.
+    pub fn peek(&self, skip: usize, max: usize) -> Vec<SigInfo> {
+        self.queue.iter().skip(skip).take(max).map(|e| e.info).collect()
+    }
+
     /// Marks a signal without any information.
     pub fn mark(&mut self, signal: Signal, forced: bool) {
         self.set.add(signal);

@@ -13,6 +13,7 @@ use super::stop;
 use crate::event::Events;
 use crate::ns::user::Caps;
 use crate::task::limits::Resource;
+use crate::task::ptrace::flag;
 use crate::task::{ProcessGroup, Task, ThreadGroup};
 use crate::{Errno, Result};
 
@@ -233,6 +234,9 @@ fn generate(
 ) -> Result<bool> {
     let group = queue.group();
     if group.is_zombie() || group.exiting().is_some() {
+        if signal == Signal::SIGKILL {
+            crate::task::ptrace::stop::end_exit_stops(group);
+        }
         return Ok(false);
     }
     let force = sender.force(group);
@@ -247,7 +251,9 @@ fn generate(
         Queue::Group(g) => g.leader(),
     };
     let blocked = looked_at.as_ref().is_some_and(|t| t.signals.mask().contains(signal));
-    if !blocked && dropped(group, signal, force) {
+    // A tracer gets to see what its tracee ignores.
+    let shown = signal != Signal::SIGKILL && looked_at.as_ref().is_some_and(|t| t.tracing.is_traced());
+    if !blocked && !shown && dropped(group, signal, force) {
         return Ok(false);
     }
     // Reaching the limit must not lose a signal the kernel or kill(2) sends: only its siginfo.
@@ -287,7 +293,8 @@ fn generate(
     group.signals.arrivals.wake(Events::READABLE);
     if let Some(target) = choose(queue, signal) {
         // One that a task waits for by rt_sigtimedwait(2) is taken, not acted on.
-        if is_fatal(group, signal, forced) && !target.signals.mask().contains(signal) {
+        let shown = signal != Signal::SIGKILL && target.tracing.is_traced();
+        if is_fatal(group, signal, forced) && !target.signals.mask().contains(signal) && !shown {
             // Without a core to dump nobody need run before the whole group knows.
             group.begin_exit(signal.number());
         }
@@ -307,7 +314,7 @@ fn wants(task: &Task, signal: Signal) -> bool {
     if task.signals.unwanted().contains(signal) || task.signals.exiting.load(Ordering::SeqCst) || task.is_dead() {
         return false;
     }
-    signal == Signal::SIGKILL || !task.signals.is_stopped()
+    signal == Signal::SIGKILL || !(task.signals.is_stopped() || task.tracing.has(flag::STOPPED))
 }
 
 /// The task that is to act: the addressed one or the leader if it would, else the next of the group that would, one without

@@ -5,7 +5,7 @@ use core::pin::Pin;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use guest_abi::types::SigStack;
+use guest_abi::types::{SigInfo, SigStack};
 
 use super::action::SignalActions;
 use super::queue::Pending;
@@ -163,6 +163,17 @@ impl TaskSignals {
         SigSet(self.mask.load(Ordering::SeqCst))
     }
 
+    /// The mask as a tracer sees it: the lasting one while a call has replaced it.
+    pub fn shown_mask(&self) -> SigSet {
+        let mask = self.mask();
+        self.state.lock().saved_mask.unwrap_or(mask)
+    }
+
+    /// siginfo of at most `max` of the pending signals after the first `skip`, oldest first.
+    pub fn peek(&self, skip: usize, max: usize) -> Vec<SigInfo> {
+        self.state.lock().pending.peek(skip, max)
+    }
+
     /// Only `super::set_mask` may change it, since what became unblocked must be looked at.
     pub(super) fn store_mask(&self, mask: SigSet) {
         self.mask.store(mask.without(SigSet::KERNEL_ONLY).0, Ordering::SeqCst);
@@ -185,6 +196,21 @@ impl TaskSignals {
     /// Whether the task stands still in a group stop.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::SeqCst)
+    }
+
+    /// Ends its part in a group stop without a SIGCONT (its tracer takes over). False if it was in none.
+    pub fn leave_group_stop(&self) -> bool {
+        self.stopped.swap(false, Ordering::SeqCst)
+    }
+
+    /// Without a tracer, the task stands still again if its group, `group`, does. False if it does not.
+    pub fn rejoin_group_stop(&self, group: &crate::task::ThreadGroup) -> bool {
+        let state = group.signals.state.lock();
+        let stands = state.stopped || state.stop_count > 0;
+        if stands && !self.stop_pending.load(Ordering::SeqCst) {
+            self.stopped.store(true, Ordering::SeqCst);
+        }
+        stands
     }
 
     /// The alternate stack.
@@ -290,9 +316,20 @@ impl GroupSignals {
         self.state.lock().pending.set()
     }
 
+    /// siginfo of at most `max` of the shared pending signals after the first `skip`, oldest first.
+    pub fn peek(&self, skip: usize, max: usize) -> Vec<SigInfo> {
+        self.state.lock().pending.peek(skip, max)
+    }
+
     /// Whether all tasks stand still.
     pub fn is_stopped(&self) -> bool {
         self.state.lock().stopped
+    }
+
+    /// The signal of the stop under way or in force.
+    pub fn stop_signal(&self) -> Option<Signal> {
+        let state = self.state.lock();
+        state.stop_signal.filter(|_| state.stopped || state.stop_count > 0)
     }
 
     /// What wait4(2) may report now, `stopped` as WSTOPPED, `continued` as WCONTINUED; `consume` unless WNOWAIT.

@@ -11,6 +11,7 @@ use super::send::{Sender, send_to_group};
 use super::set::{SigSet, Signal};
 use super::state::GroupState;
 use crate::event::Events;
+use crate::task::ptrace::{self, attach, flag};
 use crate::task::task::RunState;
 use crate::task::{Task, ThreadGroup};
 
@@ -36,7 +37,7 @@ pub fn discard(group: &ThreadGroup, signal: Signal) {
 /// SIGCONT was generated: ends a stop, or one under way, whatever its action.
 pub(super) fn continue_group(group: &Arc<ThreadGroup>) {
     let tasks = group.tasks();
-    let mut woken = Vec::new();
+    let (mut woken, mut trapped) = (Vec::new(), Vec::new());
     let notice = {
         let mut state = group.signals.state.lock();
         state.continues += 1;
@@ -44,6 +45,9 @@ pub(super) fn continue_group(group: &Arc<ThreadGroup>) {
             let was_pending = task.signals.stop_pending.swap(false, Ordering::SeqCst);
             if task.signals.stopped.swap(false, Ordering::SeqCst) || was_pending {
                 woken.push(task.clone());
+            }
+            if task.tracing.has(flag::SEIZED) {
+                trapped.push(task.clone());
             }
         }
         let signal = state.stop_signal.take();
@@ -62,6 +66,9 @@ pub(super) fn continue_group(group: &Arc<ThreadGroup>) {
     for task in woken {
         task.notify_signal();
     }
+    for task in trapped {
+        attach::trap(&task);
+    }
     if let Some((what, signal)) = notice {
         notify_parent(group, what, signal);
     }
@@ -77,7 +84,9 @@ fn mark(state: &mut GroupState, tasks: &[Arc<Task>], but: &Arc<Task>) {
             continue;
         }
         state.stop_count += 1;
-        if !Arc::ptr_eq(task, but) {
+        if task.tracing.has(flag::SEIZED) {
+            attach::trap(task);
+        } else if !Arc::ptr_eq(task, but) {
             task.notify_signal();
         }
     }
@@ -143,12 +152,22 @@ pub(super) async fn take_part(task: &Arc<Task>) {
         if !task.signals.stop_pending.swap(false, Ordering::SeqCst) {
             return;
         }
-        task.signals.stopped.store(true, Ordering::SeqCst);
+        // A tracee stands still for its tracer instead.
+        task.signals.stopped.store(!task.tracing.is_traced(), Ordering::SeqCst);
         count_down(&mut state)
     };
+    if !task.signals.is_stopped() && task.tracing.is_traced() {
+        ptrace::stop::group(task, complete).await;
+        return;
+    }
     if let Some(signal) = complete {
         notify_parent(group, code::CLD_STOPPED, signal);
     }
+    stand_still(task).await;
+}
+
+/// Waits for SIGCONT, a tracer, or the end of the group.
+pub(super) async fn stand_still(task: &Arc<Task>) {
     task.set_run_state(RunState::Stopped);
     poll_fn(|cx| {
         task.interruption.set_waker(cx.waker());
@@ -160,8 +179,33 @@ pub(super) async fn take_part(task: &Arc<Task>) {
 }
 
 /// Tells the parent that a stop is complete.
-pub(super) fn notify_stopped(group: &Arc<ThreadGroup>, signal: Signal) {
+pub fn notify_stopped(group: &Arc<ThreadGroup>, signal: Signal) {
     notify_parent(group, code::CLD_STOPPED, signal);
+}
+
+/// Tells `tracer` that its tracee has stopped.
+pub fn notify_tracer(tracee: &Task, tracer: &Task, what: i32, status: i32) {
+    let group = tracer.group();
+    let action = group.signals.actions().get(Signal::SIGCHLD);
+    if action.handler != SIG_IGN && action.flags & sa::NOCLDSTOP == 0 {
+        tell_tracer(tracee, tracer, what, status, Signal::SIGCHLD);
+    }
+    group.child_events.wake(Events::READABLE);
+}
+
+/// Sends `signal` to `tracer` with what happened to its tracee.
+pub fn tell_tracer(tracee: &Task, tracer: &Task, what: i32, status: i32, signal: Signal) {
+    let usage = tracee.sched.clock.reading(tracee.now());
+    let pid = tracee.tid_in(tracer.pid_namespace());
+    let uid = tracee.credentials().uid;
+    let mut about =
+        info::child(Signal::SIGCHLD, what, pid, uid, status, clock_ticks(usage.user), clock_ticks(usage.system));
+    about.signo = signal.number();
+    let _ = send_to_group(tracer.group(), signal, about, Sender::Event);
+}
+
+fn clock_ticks(ns: u64) -> i64 {
+    i64::try_from(ns / 10_000_000).unwrap_or(i64::MAX)
 }
 
 /// Tells the parent that its child stopped or continued (SIGCHLD unless SA_NOCLDSTOP) and wakes its wait(2).
@@ -183,7 +227,6 @@ pub fn child_info(
     status: i32,
 ) -> guest_abi::types::SigInfo {
     let usage = child.usage();
-    let ticks = |ns: u64| i64::try_from(ns / 10_000_000).unwrap_or(i64::MAX);
     let uid = child.leader().map_or(0, |l| l.credentials().uid);
     info::child(
         Signal::SIGCHLD,
@@ -191,19 +234,24 @@ pub fn child_info(
         child.pid().number_in(parent.pid_namespace()),
         uid,
         status,
-        ticks(usage.user),
-        ticks(usage.system),
+        clock_ticks(usage.user),
+        clock_ticks(usage.system),
     )
+}
+
+/// CLD_* and si_status of a wait(2) status.
+pub fn death_code(status: i32) -> (i32, i32) {
+    match status & 0x7f {
+        0 => (code::CLD_EXITED, status >> 8 & 0xff),
+        n if status & 0x80 != 0 => (code::CLD_DUMPED, n),
+        n => (code::CLD_KILLED, n),
+    }
 }
 
 /// Tells the parent by `signal` that `child` has ended with `status` (wait(2)'s form). True if the parent does not care, so that the
 /// child is to be reaped at once (SIG_IGN or SA_NOCLDWAIT for SIGCHLD).
 pub fn notify_exit(child: &Arc<ThreadGroup>, parent: &Arc<ThreadGroup>, signal: Option<Signal>, status: i32) -> bool {
-    let (what, shown) = match status & 0x7f {
-        0 => (code::CLD_EXITED, status >> 8 & 0xff),
-        n if status & 0x80 != 0 => (code::CLD_DUMPED, n),
-        n => (code::CLD_KILLED, n),
-    };
+    let (what, shown) = death_code(status);
     let mut send = signal;
     let mut reap = false;
     if signal == Some(Signal::SIGCHLD) {

@@ -25,6 +25,7 @@ pub mod poll;
 pub mod prctl;
 pub mod process;
 pub mod requested;
+pub mod ptrace;
 pub mod sched;
 pub mod signal;
 pub mod socket;

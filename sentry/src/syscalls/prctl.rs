@@ -219,6 +219,11 @@ const ARCH_GET_CPUID: u32 = 0x1011;
 const ARCH_SET_CPUID: u32 = 0x1012;
 
 fn arch_prctl(task: &Arc<Task>, code: u32, addr: u64) -> Result<u64> {
+    arch_prctl_of(&task.space()?, task, code, addr)
+}
+
+/// arch_prctl(2) of `task`; results go to `addr` in `space`.
+pub fn arch_prctl_of(space: &Arc<crate::mm::AddressSpace>, task: &Task, code: u32, addr: u64) -> Result<u64> {
     match code {
         ARCH_SET_FS | ARCH_SET_GS => {
             if addr >= TLS_MAX {
@@ -237,7 +242,7 @@ fn arch_prctl(task: &Arc<Task>, code: u32, addr: u64) -> Result<u64> {
                 let ctx = task.context.lock();
                 if code == ARCH_GET_FS { ctx.fs_base } else { ctx.gs_base }
             };
-            task.space()?.write(UserPtr::new(UserAddr(addr)), &value)?;
+            space.write(UserPtr::new(UserAddr(addr)), &value)?;
             Ok(0)
         }
         ARCH_GET_CPUID => Ok(1),

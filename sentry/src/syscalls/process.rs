@@ -13,7 +13,7 @@ use crate::signal::Signal;
 use crate::task::clone::{CSIGNAL, CloneRequest, clone_task, flag, wait_vfork};
 use crate::task::pidfd::PidFd;
 use crate::task::wait::{Options, Report, Target, wait};
-use crate::task::{Task, access, exec, exit};
+use crate::task::{Task, access, exec, exit, ptrace};
 use crate::vfs::path::{Lookup, LookupFlags, open_exec};
 use crate::vfs::{File, PathRef};
 use crate::{Errno, Result};
@@ -22,7 +22,7 @@ use crate::{Errno, Result};
 pub const ROWS: &[Row] = &[
     row!(56, clone(flags: Bits, stack: u64, parent_tid: UserAddr, child_tid: UserAddr, tls: u64), slow clone, Partial,
         "no user or time namespaces"),
-    row!(57, fork(), fast fork, Full),
+    row!(57, fork(), both fork, fork_traced, Full),
     row!(58, vfork(), slow vfork, Full),
     row!(59, execve(path: PathArg, argv: UserAddr, envp: UserAddr), slow execve, Partial, "set-id bits and file capabilities are ignored"),
     row!(60, exit(status: i32), fast exit_call, Full),
@@ -38,11 +38,18 @@ pub const ROWS: &[Row] = &[
 ];
 
 async fn start(task: &Arc<Task>, request: CloneRequest) -> Result<u64> {
+    let event = ptrace::attach::clone_event(task, request.flags, request.exit_signal);
     let (child, vfork) = clone_task(task, &request)?;
     let number = child.tid_in(task.pid_namespace());
+    let shown = ptrace::stop::child_for_tracer(task, &child);
     drop(child);
-    if let Some(done) = vfork {
-        wait_vfork(task, &done).await;
+    if let Some(event) = event {
+        ptrace::stop::event(task, event, shown).await;
+    }
+    if let Some(done) = vfork
+        && wait_vfork(task, &done).await
+    {
+        ptrace::stop::event(task, ptrace::event::VFORK_DONE, shown).await;
     }
     Ok(number as u64)
 }
@@ -72,10 +79,17 @@ async fn clone(
     start(task, request).await
 }
 
-fn fork(task: &Arc<Task>) -> Result<u64> {
+fn fork(task: &Arc<Task>) -> Result<Option<u64>> {
+    if task.tracing.is_traced() {
+        return Ok(None);
+    }
     let request = CloneRequest { exit_signal: Signal::SIGCHLD.number(), ..CloneRequest::default() };
     let (child, _) = clone_task(task, &request)?;
-    Ok(child.tid_in(task.pid_namespace()) as u64)
+    Ok(Some(child.tid_in(task.pid_namespace()) as u64))
+}
+
+async fn fork_traced(task: &Arc<Task>) -> Result<u64> {
+    start(task, CloneRequest { exit_signal: Signal::SIGCHLD.number(), ..CloneRequest::default() }).await
 }
 
 async fn vfork(task: &Arc<Task>) -> Result<u64> {

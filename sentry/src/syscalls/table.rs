@@ -156,6 +156,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::prctl::ROWS,
     super::pidfd::ROWS,
     super::process::ROWS,
+    super::ptrace::ROWS,
     super::sched::ROWS,
 ];
 

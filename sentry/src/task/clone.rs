@@ -8,7 +8,7 @@ use linux_raw_sys::general as raw;
 
 use super::limits::Resource;
 use super::task::NewTask;
-use super::{Task, ThreadGroup, pidfd, run, session};
+use super::{Task, ThreadGroup, pidfd, ptrace, run, session};
 use crate::event::{Events, WaitQueue};
 use crate::mm::Charge;
 use crate::ns::user::Caps;
@@ -247,7 +247,8 @@ fn build(
         undo.pidfd = Some((table, fd, file));
         parent.space()?.write(UserPtr::new(r.pidfd), &fd)?;
     }
-    publish(parent, &task, f).inspect_err(|_| {
+    let traced = f & PTRACE != 0 || ptrace::attach::clone_event(parent, f, r.exit_signal).is_some();
+    publish(parent, &task, f, traced).inspect_err(|_| {
         // Nobody has seen the task; its numbers go back.
         task.set_dead();
     })?;
@@ -297,10 +298,10 @@ impl Drop for Undo {
 }
 
 /// Makes the task visible to everybody, or fails without a trace.
-fn publish(parent: &Arc<Task>, task: &Arc<Task>, flags: u64) -> Result<()> {
+fn publish(parent: &Arc<Task>, task: &Arc<Task>, flags: u64, traced: bool) -> Result<()> {
     use flag::{PARENT, THREAD};
     let kernel = task.kernel();
-    let _kinship = kernel.kinship();
+    let kinship = kernel.kinship();
     let group = task.group();
     if task.pid().numbers().iter().any(|(ns, _)| ns.exiting()) {
         return Err(Errno::ENOMEM);
@@ -316,6 +317,9 @@ fn publish(parent: &Arc<Task>, task: &Arc<Task>, flags: u64) -> Result<()> {
         }
         group.task_count.fetch_add(1, Ordering::Relaxed);
         task.pid().hold_task(task);
+        if traced {
+            ptrace::attach::inherit(parent, task, &kinship);
+        }
         crate::signal::join_group_stop(task);
         return Ok(());
     }
@@ -355,15 +359,19 @@ fn publish(parent: &Arc<Task>, task: &Arc<Task>, flags: u64) -> Result<()> {
     session::join(&process_group, group);
     task.pid().hold_task(task);
     group.pid().hold_group(group);
+    if traced {
+        ptrace::attach::inherit(parent, task, &kinship);
+    }
     Ok(())
 }
 
 /// Waits for a vfork(2) child to let go of the memory, or for the caller's own end.
-pub async fn wait_vfork(task: &Task, done: &Arc<VforkDone>) {
+/// False in the latter case.
+pub async fn wait_vfork(task: &Task, done: &Arc<VforkDone>) -> bool {
     // A kill ends the wait; the child goes on with the memory.
-    let _ = task
-        .wait_killable(vec![(done.queue.clone(), Events::IN)], || done.done.load(Ordering::SeqCst).then_some(()))
-        .await;
+    task.wait_killable(vec![(done.queue.clone(), Events::IN)], || done.done.load(Ordering::SeqCst).then_some(()))
+        .await
+        .is_ok()
 }
 
 /// The exit signal of legacy clone(2), in the low byte of the flags.

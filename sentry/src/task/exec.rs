@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::limits::Resource;
-use super::{Task, exit};
+use super::{Task, exit, ptrace};
 use crate::event::Events;
 use crate::loader::{self, LoadRequest, Loaded};
 use crate::signal::Signal;
@@ -32,8 +32,10 @@ pub async fn execve(
     envp: Vec<Vec<u8>>,
 ) -> Result<()> {
     let loaded = loader::load(LoadRequest { task, file, path, argv, envp })?;
+    let old_tid = ptrace::stop::number_for_tracer(task);
     end_siblings(task).await?;
     commit(task, loaded);
+    ptrace::stop::exec(task, old_tid).await;
     Ok(())
 }
 
@@ -77,7 +79,7 @@ fn take_leadership(task: &Arc<Task>) {
     let group = task.group();
     let kernel = task.kernel();
     let old_leader = {
-        let _kinship = kernel.kinship();
+        let kinship = kernel.kinship();
         let own = task.pid();
         let old_leader = {
             let mut s = group.state.lock();
@@ -86,6 +88,11 @@ fn take_leadership(task: &Arc<Task>) {
             s.tasks.insert(group.pid().global(), task.clone());
             old
         };
+        // Its tracer hears no more of the old leader.
+        if let Some(tracer) = old_leader.as_ref().and_then(|old| old.tracing.tracer()) {
+            old_leader.iter().for_each(|old| ptrace::attach::unlink(old, 0, &kinship));
+            tracer.group().child_events.wake(Events::IN);
+        }
         // The leader's identity changes hands before anybody can miss it; then the caller's old one is free.
         group.pid().hold_task(task);
         task.set_pid(group.pid().clone());

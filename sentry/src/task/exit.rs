@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use guest_abi::{UserAddr, UserPtr};
 
 use super::task::RunState;
-use super::{PidNamespace, Task, ThreadGroup, session};
+use super::{PidNamespace, Task, ThreadGroup, ptrace, session};
 use crate::event::Events;
 use crate::futex;
 use crate::kernel::{ExitStatus, Kinship};
@@ -49,6 +49,7 @@ pub(super) fn leave_memory(task: &Arc<Task>, space: Option<Arc<crate::mm::Addres
 pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
     let kernel = task.kernel().clone();
     let group = task.group().clone();
+    ptrace::stop::exit(&task, status).await;
     signal::deliver::exit_task(&task);
     let last = {
         let mut s = group.state.lock();
@@ -75,28 +76,24 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
     let mut dropped: Vec<Arc<ThreadGroup>> = Vec::new();
     let ended = {
         let kinship = kernel.kinship();
+        ptrace::attach::tracer_exits(&task, &kinship, &mut dropped);
         leave_children(&task, &group, last, &kinship, &mut dropped);
         let now = kernel.timers.now();
         // The rest of this poll counts for nobody.
         task.sched.clock.stop(now);
         task.set_dead();
         task.set_run_state(RunState::Zombie);
-        if !task.is_leader() {
-            group.state.lock().tasks.remove(&task.global_tid());
-            group.task_count.fetch_sub(1, Ordering::Relaxed);
-            task.pid().exited.wake(Events::IN);
-            task.pid().drop_task();
-            kernel.uncount_task();
-            task.set_run_state(RunState::Dead);
+        let status = group.exiting().unwrap_or(status);
+        task.tracing.exit_status.store(status, Ordering::Relaxed);
+        if !task.is_leader() && !task.tracing.is_traced() {
+            forget_thread(&task);
         }
-        let all_gone = {
-            let s = group.state.lock();
-            s.live == 0 && s.tasks.values().all(|t| t.is_dead())
-        };
+        let all_gone = is_empty(&group);
         if all_gone && !group.is_zombie() {
             become_zombie(&group, &kinship, &mut dropped);
             true
         } else {
+            tell_tracer(&task, status);
             false
         }
     };
@@ -111,6 +108,66 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
         };
         drop(released);
         kernel.set_exit(ExitStatus(status));
+    }
+}
+
+/// A dead thread that does not lead its group is gone for good.
+fn forget_thread(task: &Arc<Task>) {
+    let group = task.group();
+    group.state.lock().tasks.remove(&task.global_tid());
+    group.task_count.fetch_sub(1, Ordering::Relaxed);
+    task.pid().exited.wake(Events::IN);
+    task.pid().drop_task();
+    task.kernel().uncount_task();
+    task.set_run_state(RunState::Dead);
+}
+
+/// Whether no task is left but the dead leader: dead threads stay for their tracers.
+fn is_empty(group: &ThreadGroup) -> bool {
+    let s = group.state.lock();
+    s.live == 0 && s.tasks.len() <= 1 && s.tasks.values().all(|t| t.is_dead() && t.is_leader())
+}
+
+/// Tells the tracer of a dead task, if it has one.
+fn tell_tracer(task: &Arc<Task>, status: i32) -> bool {
+    let Some(tracer) = task.tracing.tracer() else { return false };
+    let (what, shown) = stop::death_code(status);
+    let alone = task.is_leader() && task.group().is_zombie() && !ptrace::reparented(task);
+    let signal =
+        if alone { Signal::new(task.group().exit_signal.load(Ordering::Relaxed)) } else { Some(Signal::SIGCHLD) };
+    if let Some(signal) = signal {
+        stop::tell_tracer(task, &tracer, what, shown, signal);
+    }
+    tracer.group().child_events.wake(Events::IN);
+    true
+}
+
+/// The tracer has waited for a dead tracee: a thread is gone, a process becomes its parent's.
+pub(super) fn reap_tracee(task: &Arc<Task>, kinship: &Kinship<'_>, dropped: &mut Vec<Arc<ThreadGroup>>) {
+    ptrace::attach::unlink(task, 0, kinship);
+    untraced(task, kinship, dropped);
+}
+
+/// A dead task has no tracer any more.
+fn untraced(task: &Arc<Task>, kinship: &Kinship<'_>, dropped: &mut Vec<Arc<ThreadGroup>>) {
+    let group = task.group();
+    if !task.is_leader() {
+        forget_thread(task);
+        if is_empty(group) && !group.is_zombie() {
+            become_zombie(group, kinship, dropped);
+        }
+        group.task_events.wake(Events::IN);
+    } else if group.is_zombie() && (reaped_by_namespace(group) || notify(group)) {
+        dropped.extend(release(group, kinship));
+    }
+}
+
+/// `tracer`, which ends, no longer traces `task`.
+pub(super) fn tracer_gone(task: &Arc<Task>, tracer: &Task, kinship: &Kinship<'_>, dropped: &mut Vec<Arc<ThreadGroup>>) {
+    let own_child = task.group().parent().is_some_and(|p| Arc::ptr_eq(&p, tracer.group()));
+    // A child of the tracer's own was told of already; whoever inherits it hears of it then.
+    if task.is_dead() && !(task.is_leader() && own_child) {
+        untraced(task, kinship, dropped);
     }
 }
 
@@ -317,8 +374,12 @@ fn become_zombie(group: &Arc<ThreadGroup>, kinship: &Kinship<'_>, dropped: &mut 
 
 /// Tells the parent of a zombie. True if the zombie is to be reaped at once.
 fn notify(group: &Arc<ThreadGroup>) -> bool {
-    let Some(parent) = group.parent() else { return false };
     let status = group.state.lock().zombie.unwrap_or(0);
+    // The parent hears of it when the tracer has.
+    if group.leader().is_some_and(|l| tell_tracer(&l, status)) {
+        return false;
+    }
+    let Some(parent) = group.parent() else { return false };
     let signal = Signal::new(group.exit_signal.load(Ordering::Relaxed));
     let reap = stop::notify_exit(group, &parent, signal, status);
     parent.child_events.wake(Events::IN);
@@ -327,7 +388,7 @@ fn notify(group: &Arc<ThreadGroup>) -> bool {
 
 /// Takes a zombie away: its numbers are free, its places are given up. Gives the group, to be dropped without locks; None if
 /// somebody was faster.
-pub(super) fn release(group: &Arc<ThreadGroup>, _kinship: &Kinship<'_>) -> Option<Arc<ThreadGroup>> {
+pub(super) fn release(group: &Arc<ThreadGroup>, kinship: &Kinship<'_>) -> Option<Arc<ThreadGroup>> {
     let (leader, parent, parent_task) = {
         let mut s = group.state.lock();
         if s.reaped || s.zombie.is_none() {
@@ -345,6 +406,7 @@ pub(super) fn release(group: &Arc<ThreadGroup>, _kinship: &Kinship<'_>) -> Optio
         let _ = t.own_children.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
     }
     if let Some(leader) = leader {
+        ptrace::attach::unlink(&leader, 0, kinship);
         leader.set_run_state(RunState::Dead);
         leader.pid().drop_task();
     }

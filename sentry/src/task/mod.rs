@@ -19,6 +19,7 @@ pub mod outside;
 pub mod pid;
 pub mod pid_namespace;
 pub mod pidfd;
+pub mod ptrace;
 pub mod run;
 pub mod session;
 #[allow(clippy::module_inception)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use guest_abi::UserAddr;
 
+use super::ptrace::{self, flag};
 use super::{Task, exit};
 use crate::Result;
 use crate::mm::FaultSignal;
@@ -20,6 +21,9 @@ const PF_WRITE: u32 = 2;
 const PF_PROTECTION_KEY: u32 = 0x20;
 /// Page fault error code: the access was an instruction fetch.
 const PF_EXEC: u32 = 16;
+
+/// RFLAGS.TF.
+const TRAP_FLAG: u64 = 0x100;
 
 /// A call that has been begun.
 pub enum Served<'a> {
@@ -83,6 +87,11 @@ fn enter(task: &Arc<Task>) -> Exit {
     };
     let mut context = *task.context.lock();
     context.orig_rax = u64::MAX;
+    // A step of the tracer's; the program's own trap flag is the program's affair.
+    let step = task.tracing.has(flag::STEP) && context.rflags & TRAP_FLAG == 0;
+    if step {
+        context.rflags |= TRAP_FLAG;
+    }
     kernel.sched.before_enter();
     task.set_running_on(Some(cpu));
     // Whoever raises the flag after this look finds `running_on` set and kicks.
@@ -102,6 +111,9 @@ fn enter(task: &Arc<Task>) -> Exit {
     kernel.in_guest.set(cpu, None);
     clock.leave_guest(kernel.platform.monotonic());
     task.set_running_on(None);
+    if step {
+        context.rflags &= !TRAP_FLAG;
+    }
     *task.context.lock() = context;
     let reason = match exit {
         Exit::Syscall => ExitReason::Syscall,
@@ -136,6 +148,10 @@ async fn syscall(task: &Arc<Task>) {
         // The kernel's entry code looks at 32 bits only.
         (u64::from(c.rax as u32), args)
     };
+    if task.tracing.has(flag::SYSCALL | flag::EMULATE | flag::STEP) {
+        Box::pin(traced_syscall(task)).await;
+        return;
+    }
     let result = match task.kernel().system_calls().serve(task, nr, args) {
         Served::Done(result) => result,
         Served::Blocks(rest) => rest.await,
@@ -144,4 +160,40 @@ async fn syscall(task: &Arc<Task>) {
         Ok(v) => v,
         Err(e) => e.to_rax(),
     };
+    // The tracer may have come while the call was served.
+    if task.tracing.has(flag::SYSCALL | flag::STEP) {
+        show_number(task, nr);
+        ptrace::stop::syscall_exit(task).await;
+    }
+}
+
+/// What a tracer sees after a call: its number, unless the call was rt_sigreturn(2), which restored that too.
+fn show_number(task: &Task, nr: u64) {
+    if nr != u64::from(linux_raw_sys::general::__NR_rt_sigreturn) {
+        task.context.lock().orig_rax = nr;
+    }
+}
+
+/// A call of a task whose tracer watches calls or steps. The tracer may change number, arguments and result, or skip the call.
+async fn traced_syscall(task: &Arc<Task>) {
+    let wanted = !task.tracing.has(flag::SYSCALL | flag::EMULATE) || ptrace::stop::syscall_entry(task).await;
+    if task.must_exit().is_some() {
+        return;
+    }
+    let (nr, args) = {
+        let c = task.context.lock();
+        (u64::from(c.orig_rax as u32), [c.rdi, c.rsi, c.rdx, c.r10, c.r8, c.r9])
+    };
+    if wanted && nr != u64::from(u32::MAX) {
+        let result = match task.kernel().system_calls().serve(task, nr, args) {
+            Served::Done(result) => result,
+            Served::Blocks(rest) => rest.await,
+        };
+        task.context.lock().rax = match result {
+            Ok(v) => v,
+            Err(e) => e.to_rax(),
+        };
+        show_number(task, nr);
+    }
+    ptrace::stop::syscall_exit(task).await;
 }

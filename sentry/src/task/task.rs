@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, A
 
 use super::limits::Resource;
 use super::nsproxy::NsProxy;
+use super::ptrace::Tracing;
 use super::{Pid, PidNamespace, ThreadGroup};
 use crate::event::{Events, Interruption, WaitEnd, WaitQueue};
 use crate::kernel::Kernel;
@@ -31,6 +32,7 @@ pub enum RunState {
     Running = b'R',
     Sleeping = b'S',
     Stopped = b'T',
+    Traced = b't',
     Zombie = b'Z',
     Dead = b'X',
 }
@@ -50,6 +52,8 @@ pub struct Task {
     pub interruption: Interruption,
     /// Blocked and pending signals, alternate stack, restart block.
     pub signals: TaskSignals,
+    /// Its tracer, and whether it stands in a stop.
+    pub tracing: Tracing,
     pub(super) space: Mutex<Option<Arc<AddressSpace>>>,
     pub(super) files: Mutex<Arc<FdTable>>,
     pub(super) fs: Mutex<Arc<FsContext>>,
@@ -123,6 +127,7 @@ impl Task {
             fpu: n.fpu,
             interruption: Interruption::default(),
             signals: n.signals,
+            tracing: Tracing::default(),
             space: Mutex::new(Rank::Leaf, Some(n.space)),
             files: Mutex::new(Rank::Leaf, n.files),
             fs: Mutex::new(Rank::Leaf, n.fs),
@@ -338,6 +343,7 @@ impl Task {
         match self.run_state.load(Ordering::Relaxed) {
             b'S' => RunState::Sleeping,
             b'T' => RunState::Stopped,
+            b't' => RunState::Traced,
             b'Z' => RunState::Zombie,
             b'X' => RunState::Dead,
             _ => RunState::Running,

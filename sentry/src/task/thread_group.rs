@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::limits::{Limits, Resource};
+use super::ptrace::Tracees;
 use super::{Pid, PidNamespace, ProcessGroup, Session, Task};
 use crate::event::WaitQueue;
 use crate::kernel::Kernel;
@@ -71,6 +72,10 @@ pub struct ThreadGroup {
     pub cpu_clock: Arc<GroupClock>,
     /// Usage of children that were waited for, and of their waited-for children.
     pub children_usage: Usage,
+    /// Whom its tasks trace.
+    pub tracees: Tracees,
+    /// Tasks of it in PTRACE_EVENT_EXIT.
+    pub(super) exit_stops: AtomicUsize,
     /// Fires (IN) when a child has news for wait(2).
     pub child_events: Arc<WaitQueue>,
     /// Fires (IN) when a task of the group is gone: exec waits here.
@@ -136,6 +141,8 @@ impl ThreadGroup {
             image: Mutex::new(Rank::Leaf, image),
             cpu_clock,
             children_usage: Usage::default(),
+            tracees: Tracees::default(),
+            exit_stops: AtomicUsize::new(0),
             child_events: WaitQueue::new(),
             task_events: WaitQueue::new(),
             exit_signal: AtomicI32::new(exit_signal),
@@ -194,6 +201,11 @@ impl ThreadGroup {
     /// The parent; None for the sandbox's init and for one that was reaped.
     pub fn parent(&self) -> Option<Arc<ThreadGroup>> {
         self.state.lock().parent.upgrade()
+    }
+
+    /// The thread of the parent that made this group (or inherited it).
+    pub fn parent_task(&self) -> Option<Arc<Task>> {
+        self.state.lock().parent_task.upgrade()
     }
 
     /// getppid(2) as `ns` sees it.

@@ -2,9 +2,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Pid, ProcessGroup, Task, ThreadGroup, exit};
+use super::ptrace::report::News;
+use super::{Pid, ProcessGroup, Task, ThreadGroup, exit, ptrace};
 use crate::event::{Events, WaitEnd};
+use crate::kernel::Kinship;
 use crate::sched::UsageValue;
+use crate::signal::stop::death_code;
 use crate::signal::{Signal, StopReport, code};
 use crate::{Errno, Result};
 
@@ -81,11 +84,7 @@ fn base(child: &Arc<ThreadGroup>, waiter: &Arc<Task>) -> Report {
 }
 
 fn dead(child: &Arc<ThreadGroup>, waiter: &Arc<Task>, status: i32) -> Report {
-    let (code, si_status) = match status & 0x7f {
-        0 => (code::CLD_EXITED, (status >> 8) & 0xff),
-        n if status & 0x80 != 0 => (code::CLD_DUMPED, n),
-        n => (code::CLD_KILLED, n),
-    };
+    let (code, si_status) = death_code(status);
     Report { code, si_status, status, ..base(child, waiter) }
 }
 
@@ -93,7 +92,7 @@ fn dead(child: &Arc<ThreadGroup>, waiter: &Arc<Task>, status: i32) -> Report {
 pub fn try_wait(waiter: &Arc<Task>, target: &Target, o: Options) -> Result<Option<Report>> {
     let kernel = waiter.kernel();
     let group = waiter.group();
-    let mut reaped = None;
+    let mut reaped = Vec::new();
     let result = {
         let kinship = kernel.kinship();
         let one = match target {
@@ -111,15 +110,21 @@ pub fn try_wait(waiter: &Arc<Task>, target: &Target, o: Options) -> Result<Optio
                 continue;
             }
             found = true;
+            let tracee = child.leader().filter(|l| l.tracing.is_traced());
+            if tracee.as_ref().is_some_and(|l| ptrace::traced_by(l, group)) {
+                // Looked at below.
+                continue;
+            }
             let zombie = child.state.lock().zombie;
             if let Some(status) = zombie {
-                if !o.exited {
+                // A traced zombie is its tracer's first.
+                if !o.exited || tracee.is_some() {
                     continue;
                 }
                 let report = dead(child, waiter, status);
                 if !o.keep {
                     group.children_usage.add(&report.usage);
-                    reaped = exit::release(child, &kinship);
+                    reaped.extend(exit::release(child, &kinship));
                 }
                 news = Some(report);
                 break;
@@ -133,6 +138,9 @@ pub fn try_wait(waiter: &Arc<Task>, target: &Target, o: Options) -> Result<Optio
                 break;
             }
         }
+        if news.is_none() && !group.tracees.is_empty() {
+            news = traced_news(waiter, target, o, &mut found, &kinship, &mut reaped);
+        }
         match news {
             Some(n) => Ok(Some(n)),
             None if found => Ok(None),
@@ -141,6 +149,69 @@ pub fn try_wait(waiter: &Arc<Task>, target: &Target, o: Options) -> Result<Optio
     };
     drop(reaped);
     result
+}
+
+/// News of those whom the waiter's group traces.
+fn traced_news(
+    waiter: &Arc<Task>,
+    target: &Target,
+    o: Options,
+    found: &mut bool,
+    kinship: &Kinship<'_>,
+    reaped: &mut Vec<Arc<ThreadGroup>>,
+) -> Option<Report> {
+    let group = waiter.group();
+    let tracees = match target {
+        Target::Pid(p) => p.task().filter(|t| ptrace::traced_by(t, group)).into_iter().collect(),
+        Target::Nobody => return None,
+        Target::Any | Target::ProcessGroup(_) => group.tracees.all(),
+    };
+    for t in &tracees {
+        let own = || t.tracing.tracer().is_some_and(|tracer| Arc::ptr_eq(&tracer, waiter));
+        let named = match target {
+            Target::ProcessGroup(pg) => Arc::ptr_eq(&t.group().process_group(), pg),
+            _ => true,
+        };
+        if !named || (o.own_only && !own()) {
+            continue;
+        }
+        *found = true;
+        let report = |code, si_status, status| Report {
+            pid: t.tid_in(waiter.pid_namespace()),
+            uid: t.credentials().uid,
+            code,
+            si_status,
+            status,
+            usage: t.sched.clock.reading(t.now()),
+        };
+        match ptrace::report::news(t, o.exited, !o.keep) {
+            Some(News::Stopped(stop)) => return Some(report(code::CLD_TRAPPED, stop, stop << 8 | 0x7f)),
+            Some(News::Dead) => {
+                let leads = t.is_leader();
+                let status = if leads { t.group().state.lock().zombie } else { None };
+                let status = status.unwrap_or_else(|| t.tracing.exit_status.load(Ordering::Relaxed));
+                let (code, si_status) = death_code(status);
+                let mut report = report(code, si_status, status);
+                if leads {
+                    report.usage = base(t.group(), waiter).usage;
+                }
+                if !o.keep {
+                    if leads && !ptrace::reparented(t) {
+                        group.children_usage.add(&report.usage);
+                        reaped.extend(exit::release(t.group(), kinship));
+                    } else {
+                        exit::reap_tracee(t, kinship, reaped);
+                    }
+                }
+                return Some(report);
+            }
+            None => {}
+        }
+        if t.is_leader() && t.group().signals.stop_report(false, o.continued, !o.keep).is_some() {
+            return Some(report(code::CLD_CONTINUED, Signal::SIGCONT.number(), 0xffff));
+        }
+    }
+    None
 }
 
 /// Waits for news; None only with WNOHANG. ECHILD without an eligible child, ERESTARTSYS on a signal.

@@ -24,6 +24,7 @@ pub(super) fn state_letter(task: &Task) -> char {
         RunState::Running => 'R',
         RunState::Sleeping => 'S',
         RunState::Stopped => 'T',
+        RunState::Traced => 't',
         RunState::Zombie => 'Z',
         RunState::Dead => 'X',
     }

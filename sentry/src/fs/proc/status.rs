@@ -69,6 +69,7 @@ pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
         'R' => "running",
         'S' => "sleeping",
         'T' => "stopped",
+        't' => "tracing stop",
         'Z' => "zombie",
         _ => "dead",
     };
@@ -82,13 +83,14 @@ pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
     let groups: String = c.groups.iter().fold(String::new(), |text, g| text + &format!("{g} "));
     let _ = write!(
         s,
-        "\nUmask:\t{:04o}\nState:\t{letter} ({word})\nTgid:\t{}\nNgid:\t0\nPid:\t{}\nPPid:\t{}\nTracerPid:\t0\n\
+        "\nUmask:\t{:04o}\nState:\t{letter} ({word})\nTgid:\t{}\nNgid:\t0\nPid:\t{}\nPPid:\t{}\nTracerPid:\t{}\n\
          Uid:\t{}\t{}\t{}\t{}\nGid:\t{}\t{}\t{}\t{}\nFDSize:\t{fd_size}\nGroups:\t{groups}\n\
          NStgid:{}\nNSpid:{}\nNSpgid:{}\nNSsid:{}\nKthread:\t0\n",
         task.fs().get().umask,
         cx.number(group.pid()),
         cx.number(&task.pid()),
         group.parent_number_in(ns),
+        task.tracing.tracer().map_or(0, |t| t.tid_in(ns)),
         c.uid,
         c.euid,
         c.suid,
