@@ -103,7 +103,9 @@ fn bad_command_lines() {
     refused(&["run", "--timeout", "5x", "--", "true"], 2, "--timeout");
     refused(&["run", "--bind", "/a", "--", "true"], 2, "--bind");
     refused(&["run", "--tmpfs", "relative", "--", "true"], 2, "--tmpfs");
-    refused(&["run", "--user", "root", "--", "true"], 2, "--user");
+    refused(&["run", "--user", "7:", "--", "true"], 2, "--user");
+    refused(&["run", "--cpus", "1.5", "--", "true"], 2, "whole number");
+    refused(&["run", "--memory", "1K", "--", "true"], 2, "--memory");
     refused(&["run", "--env", "=x", "--", "true"], 2, "--env");
     refused(&["run", "--log", "loud", "--", "true"], 2, "--log");
     refused(&["run", "--strace=frobnicate", "--", "true"], 2, "frobnicate");
@@ -117,6 +119,11 @@ fn missing_parts() {
     refused(&["run", "--rootfs", "/etc/passwd", "--", "true"], 125, "/etc/passwd");
     refused(&["run", "--bind", "/nonexistent:/x", "--", "true"], 125, "/nonexistent");
     refused(&["run", "--workdir", "/nonexistent", "--", "true"], 125, "/nonexistent");
+    refused(&["run", "--user", "nosuchuser", "--", "true"], 125, "no user 'nosuchuser'");
+    refused(&["run", "--user", "root:nosuchgroup", "--", "true"], 125, "no group 'nosuchgroup'");
+    refused(&["run", "--tmpfs", "/etc/passwd", "--", "true"], 125, "'/etc/passwd'");
+    refused(&["run", "--bind", "/etc:/etc/passwd", "--", "true"], 125, "'/etc/passwd'");
+    refused(&["run", "--bind", "/etc/passwd:/etc", "--", "true"], 125, "'/etc'");
     refused(&["run", "--log-file", "/nonexistent/log", "--", "true"], 125, "/nonexistent/log");
 }
 
@@ -160,6 +167,11 @@ fn identity_and_environment() {
         "id -u; id -g; cat /etc/shadow 2>/dev/null || echo refused",
     ]);
     assert_eq!(text(&out.stdout), "1234\n5678\nrefused\n");
+    let script = "id -un; id -gn; echo $HOME";
+    let out = run(&["run", "--user", "daemon", "--", "sh", "-c", script]);
+    assert_eq!(text(&out.stdout), "daemon\ndaemon\n/usr/sbin\n");
+    let out = run(&["run", "--user", "daemon:tty", "--env", "HOME=/x", "--", "sh", "-c", script]);
+    assert_eq!(text(&out.stdout), "daemon\ntty\n/x\n");
     let out = run(&["run", "--cpus", "1", "--", "nproc"]);
     assert_eq!(text(&out.stdout), "1\n");
 }

@@ -21,7 +21,7 @@ pub mod tty;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use root::{Bind, RootConfig, assemble_root};
+pub use root::{Bind, MountError, RootConfig, assemble_root};
 
 use crate::vfs::{File, PathRef};
 

@@ -36,24 +36,43 @@ pub struct RootConfig {
     pub tmpfs: Vec<Vec<u8>>,
 }
 
+/// Why the tree cannot be made.
+#[derive(Debug)]
+pub struct MountError {
+    /// The place that could not be mounted on.
+    pub at: Vec<u8>,
+    /// Why.
+    pub errno: Errno,
+}
+
 /// Mounts everything: overlay, /proc, /sys, /dev with pts and shm, then tmpfs and binds as asked. Mount points that do not
 /// exist are made in the upper layer.
-pub fn assemble_root(kernel: &Arc<Kernel>, config: RootConfig) -> Result<Arc<MountNamespace>> {
+pub fn assemble_root(kernel: &Arc<Kernel>, config: RootConfig) -> Result<Arc<MountNamespace>, MountError> {
     let platform = &kernel.platform;
-    let ns = MountNamespace::new(OverlayFs::new(platform.clone(), config.tree)?);
+    let at = |path: &[u8]| {
+        let at = path.to_vec();
+        move |errno| MountError { at, errno }
+    };
+    let ns = MountNamespace::new(OverlayFs::new(platform.clone(), config.tree).map_err(at(b"/"))?);
     let builder = Builder { ns, caller: KernelCaller::default() };
     let common = MountFlags::NOSUID | MountFlags::NODEV;
+    let memory = || TmpFs::new(platform.clone(), TmpfsOptions::default(), "tmpfs");
     let proc = ProcFs::new(kernel, kernel.root_pid_ns.clone());
-    builder.mount(b"/proc", proc, b"proc", common | MountFlags::NOEXEC)?;
-    builder.mount(b"/sys", SysFs::new(kernel), b"sysfs", common | MountFlags::NOEXEC)?;
-    builder.mount(b"/dev", new_dev_fs(platform)?, b"devtmpfs", MountFlags::NOSUID)?;
-    builder.mount(b"/dev/pts", super::pts::DevPts::new(platform.clone()), b"devpts", MountFlags::NOSUID)?;
-    builder.mount(b"/dev/shm", TmpFs::new(platform.clone(), TmpfsOptions::default(), "tmpfs")?, b"tmpfs", common)?;
+    let devpts = super::pts::DevPts::new(platform.clone());
+    builder.mount(b"/proc", proc, b"proc", common | MountFlags::NOEXEC).map_err(at(b"/proc"))?;
+    builder.mount(b"/sys", SysFs::new(kernel), b"sysfs", common | MountFlags::NOEXEC).map_err(at(b"/sys"))?;
+    let dev = new_dev_fs(platform).map_err(at(b"/dev"))?;
+    builder.mount(b"/dev", dev, b"devtmpfs", MountFlags::NOSUID).map_err(at(b"/dev"))?;
+    builder.mount(b"/dev/pts", devpts, b"devpts", MountFlags::NOSUID).map_err(at(b"/dev/pts"))?;
+    let shm = memory().map_err(at(b"/dev/shm"))?;
+    builder.mount(b"/dev/shm", shm, b"tmpfs", common).map_err(at(b"/dev/shm"))?;
     for path in config.tmpfs {
-        builder.mount(&path, TmpFs::new(platform.clone(), TmpfsOptions::default(), "tmpfs")?, b"tmpfs", common)?;
+        let fs = memory().map_err(at(&path))?;
+        builder.mount(&path, fs, b"tmpfs", common).map_err(at(&path))?;
     }
     for bind in config.binds {
-        builder.bind(bind)?;
+        let refused = at(&bind.at);
+        builder.bind(bind).map_err(refused)?;
     }
     Ok(builder.ns)
 }

@@ -1,5 +1,6 @@
 //! The command line: options to configuration, failures to one sentence and a status. Owns what the user reads; never what
 //! a sandbox does.
+mod accounts;
 mod control;
 mod doctor;
 mod logging;

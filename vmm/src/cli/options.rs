@@ -69,8 +69,8 @@ pub struct RunOptions {
     /// Set an environment variable, or pass the caller's (may be repeated)
     #[arg(long, short = 'e', value_name = "K=V", value_parser = value::env)]
     pub env: Vec<(String, Option<String>)>,
-    /// Run as this user and group [default: the caller's]
-    #[arg(long, short = 'u', value_name = "UID[:GID]", value_parser = value::user)]
+    /// Run as this user and group, by number or by name [default: the caller's]
+    #[arg(long, short = 'u', value_name = "USER[:GROUP]", value_parser = value::user)]
     pub user: Option<value::User>,
     /// Name the sandbox, so that `bartizan list`, `ps` and `kill` find it
     #[arg(long, value_name = "NAME", value_parser = value::name)]
@@ -79,10 +79,10 @@ pub struct RunOptions {
     #[arg(long, value_name = "NAME", value_parser = value::hostname)]
     pub hostname: Option<String>,
     /// Number of CPUs [default: those the caller may use]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=255))]
+    #[arg(long, value_name = "N", value_parser = value::cpus)]
     pub cpus: Option<u16>,
     /// Limit of the sandbox's memory [default: three quarters of the host's]
-    #[arg(long, short = 'm', value_name = "SIZE", value_parser = value::size)]
+    #[arg(long, short = 'm', value_name = "SIZE", value_parser = value::memory)]
     pub memory: Option<u64>,
     /// Whether idle CPUs of the sandbox serve system calls of programs on the others, which then need not leave the guest
     #[arg(long, value_name = "MODE", default_value = "auto")]

@@ -7,7 +7,7 @@ use sentry::syscalls::strace::{Filter, Trace};
 
 use super::logging::Output;
 use super::options::{RunOptions, ServiceMode};
-use super::{Failure, report, status};
+use super::{Failure, accounts, report, status};
 use crate::jail::Refusal;
 use crate::platform::Service;
 use crate::sandbox::{BindSource, Outcome, Sandbox, SandboxConfig, SandboxError};
@@ -64,15 +64,20 @@ fn config(options: &RunOptions, trace: Option<Trace>) -> Result<SandboxConfig, F
         None if own_root => std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
         None => PathBuf::from("/"),
     };
+    let root = options.rootfs.clone().unwrap_or_else(|| PathBuf::from("/"));
+    let (user, home) = match &options.user {
+        Some(user) => accounts::resolve(user, &root).map(|(identity, home)| (Some(identity), home))?,
+        None => (None, None),
+    };
     let host_cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     Ok(SandboxConfig {
-        root: options.rootfs.clone().unwrap_or_else(|| PathBuf::from("/")),
+        root,
         binds,
         tmpfs: options.tmpfs.iter().map(|p| p.as_os_str().as_bytes().to_vec()).collect(),
         workdir: cwd.into_os_string().into_vec(),
         workdir_must_exist: options.workdir.is_some(),
-        env: environment(options, own_root),
-        user: options.user.map(|u| (u.uid, u.gid)),
+        env: environment(options, own_root, home),
+        user,
         hostname: options.hostname.clone().unwrap_or_else(|| "bartizan".to_owned()).into_bytes(),
         cpus: options.cpus.map_or(host_cpus, usize::from),
         memory: options.memory,
@@ -90,13 +95,18 @@ fn config(options: &RunOptions, trace: Option<Trace>) -> Result<SandboxConfig, F
 }
 
 /// The caller's environment where its own root file system is shown, else only what every program expects; then `--env`.
-fn environment(options: &RunOptions, own_root: bool) -> Vec<Vec<u8>> {
+/// `home` is that of a user given by name.
+fn environment(options: &RunOptions, own_root: bool, home: Option<String>) -> Vec<Vec<u8>> {
     let mut vars: Vec<(OsString, OsString)> = if own_root {
         std::env::vars_os().collect()
     } else {
         let term = std::env::var_os("TERM").map(|t| ("TERM".into(), t));
         [("PATH".into(), DEFAULT_PATH.into()), ("HOME".into(), "/root".into())].into_iter().chain(term).collect()
     };
+    if let Some(home) = home {
+        vars.retain(|(n, _)| n != "HOME");
+        vars.push(("HOME".into(), home.into()));
+    }
     for (name, value) in &options.env {
         vars.retain(|(n, _)| n != name.as_str());
         if let Some(value) = value.clone().map(OsString::from).or_else(|| std::env::var_os(name)) {

@@ -64,22 +64,43 @@ pub fn bind(text: &str) -> Result<Bind, String> {
     Ok(Bind { source: source.into(), target: target.into(), read_only })
 }
 
-/// `--user UID[:GID]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct User {
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
+/// A user or group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Id {
+    /// By number.
+    Number(u32),
+    /// By its name in the sandbox's root.
+    Name(String),
 }
 
-/// Parses `UID[:GID]`; the group defaults to the same number.
+/// `--user USER[:GROUP]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// The user.
+    pub user: Id,
+    /// The group, if one is given.
+    pub group: Option<Id>,
+}
+
+/// Parses `USER[:GROUP]`, each a number or a name.
 pub fn user(text: &str) -> Result<User, String> {
-    let id = |part: &str| {
-        part.parse::<u32>().ok().filter(|&n| n != u32::MAX).ok_or_else(|| format!("'{part}' is not a numeric id"))
+    let id = |part: &str| match part.parse::<u32>() {
+        Ok(n) if n != u32::MAX => Ok(Id::Number(n)),
+        _ if part.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') => Ok(Id::Name(part.to_owned())),
+        _ => Err(format!("'{part}' is neither a number nor a name")),
     };
-    let (uid, gid) = text.split_once(':').unwrap_or((text, text));
-    Ok(User { uid: id(uid)?, gid: id(gid)? })
+    let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
+    Ok(User { user: id(user)?, group: group.map(id).transpose()? })
+}
+
+/// A number of CPUs.
+pub fn cpus(text: &str) -> Result<u16, String> {
+    text.parse().ok().filter(|n| (1..=255).contains(n)).ok_or_else(|| "use a whole number from 1 to 255".to_owned())
+}
+
+/// `--memory`: a size that a program fits in.
+pub fn memory(text: &str) -> Result<u64, String> {
+    size(text).and_then(|n| if n >= 1 << 20 { Ok(n) } else { Err("the least is 1M".to_owned()) })
 }
 
 /// `--env K=V`, or `K` for the caller's value.
@@ -184,8 +205,10 @@ mod tests {
 
     #[test]
     fn users() {
-        assert_eq!(user("7"), Ok(User { uid: 7, gid: 7 }));
-        assert_eq!(user("7:8"), Ok(User { uid: 7, gid: 8 }));
-        assert!(user("root").is_err() && user("4294967295").is_err());
+        assert_eq!(user("7"), Ok(User { user: Id::Number(7), group: None }));
+        assert_eq!(user("ann:8"), Ok(User { user: Id::Name("ann".to_owned()), group: Some(Id::Number(8)) }));
+        for bad in ["", ":", "7:", ":7", "4294967295", "-1", "7x", "a:b:c:"] {
+            assert_eq!(user(bad).is_err(), bad != "a:b:c:", "{bad}");
+        }
     }
 }

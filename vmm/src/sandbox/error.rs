@@ -22,8 +22,10 @@ pub enum SandboxError {
         /// Why.
         errno: Errno,
     },
-    /// The tree of mounts.
+    /// A place in the tree of mounts.
     Mount {
+        /// The path in the sandbox.
+        at: Vec<u8>,
         /// Why.
         errno: Errno,
     },
@@ -61,8 +63,9 @@ impl fmt::Display for SandboxError {
             SandboxError::Source { what, path, errno } => {
                 write!(f, "the {what} '{}' cannot be used: {}", path.display(), describe(*errno))
             }
-            SandboxError::Mount { errno } => {
-                write!(f, "the sandbox's file systems cannot be mounted: {}", describe(*errno))
+            SandboxError::Mount { at, errno } => {
+                let at = String::from_utf8_lossy(at);
+                write!(f, "nothing can be mounted at '{at}' in the sandbox: {}", describe(*errno))
             }
             SandboxError::Workdir(dir, errno) => {
                 write!(f, "the working directory '{dir}' cannot be used: {}", describe(*errno))

@@ -4,6 +4,8 @@ use rustix::fs::Mode;
 use rustix::process::{Resource, getrlimit, umask};
 use sentry::task::limits::Limits;
 
+use super::Identity;
+
 /// Resources in the order of their numbers.
 const RESOURCES: [Resource; 16] = [
     Resource::Cpu,
@@ -41,7 +43,11 @@ pub fn file_mask() -> u32 {
     mask.bits() & 0o777
 }
 
-/// The caller's supplementary groups.
-pub fn groups() -> Vec<u32> {
-    rustix::process::getgroups().unwrap_or_default().iter().map(|g| g.as_raw()).collect()
+/// The caller's user, group and supplementary groups.
+pub fn identity() -> Identity {
+    Identity {
+        uid: rustix::process::getuid().as_raw(),
+        gid: rustix::process::getgid().as_raw(),
+        groups: rustix::process::getgroups().unwrap_or_default().iter().map(|g| g.as_raw()).collect(),
+    }
 }

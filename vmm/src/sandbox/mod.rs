@@ -43,6 +43,16 @@ pub struct BindSource {
     pub read_only: bool,
 }
 
+/// Whom the command runs as.
+pub struct Identity {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
 /// What a sandbox is made of.
 pub struct SandboxConfig {
     /// Root file system on the host, shown read-only under a discardable layer.
@@ -58,7 +68,7 @@ pub struct SandboxConfig {
     /// `K=V` strings.
     pub env: Vec<Vec<u8>>,
     /// User and group; the caller's by default.
-    pub user: Option<(u32, u32)>,
+    pub user: Option<Identity>,
     /// Host name.
     pub hostname: Vec<u8>,
     /// Workers.
@@ -152,13 +162,11 @@ impl Sandbox {
             let _ = kernel.trace.set(trace);
         }
         let mounts = assemble_root(&kernel, RootConfig { tree: root, binds, tmpfs: config.tmpfs.clone() })
-            .map_err(|e| SandboxError::Mount { errno: e })?;
+            .map_err(|e| SandboxError::Mount { at: e.at, errno: e.errno })?;
         let files = standard_streams(&reactor, &memory)?;
 
-        let (uid, gid) =
-            config.user.unwrap_or_else(|| (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()));
-        let groups = if config.user.is_none() { inherited::groups() } else { Vec::new() };
-        let credentials = Credentials::new(uid, gid, groups);
+        let user = config.user.unwrap_or_else(inherited::identity);
+        let credentials = Credentials::new(user.uid, user.gid, user.groups);
         let command = config.argv.iter().map(|a| String::from_utf8_lossy(a).into_owned()).collect();
         let init = InitConfig {
             argv: config.argv,
