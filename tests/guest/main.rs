@@ -18,6 +18,8 @@ mod process;
 mod ptrace;
 mod scale;
 mod scheduling;
+mod signal_actions;
+mod signal_queues;
 mod signals;
 mod sys;
 mod threads;
@@ -42,6 +44,8 @@ const AREAS: &[&[Case]] = &[
     time::CASES,
     accounting::CASES,
     scheduling::CASES,
+    signal_actions::CASES,
+    signal_queues::CASES,
     hostile::CASES,
     scale::CASES,
 ];

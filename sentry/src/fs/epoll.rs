@@ -12,7 +12,7 @@ use super::anon::{AnonInode, DEV_ANON};
 use crate::event::{Events, Observer, Registration, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::task::Task;
-use crate::vfs::file::CloseWatcher;
+use crate::vfs::file::{Caller, CloseWatcher};
 use crate::vfs::{File, FileOps, OpenFlags};
 use crate::{Errno, Result};
 
@@ -65,14 +65,15 @@ impl Item {
     }
 
     /// What of the interest is true now; arms the object's readiness if nothing is.
-    fn look(file: &File, events: u32) -> u32 {
+    fn look(file: &File, caller: Option<&dyn Caller>, events: u32) -> u32 {
+        let poll = || caller.map_or_else(|| file.ops().poll(file), |c| file.ops().poll_as(file, c));
         let mask = Events::from_bits_retain(events & !PRIVATE);
-        let got = file.ops().poll(file) & mask;
+        let got = poll() & mask;
         if !got.is_empty() {
             return got.bits();
         }
         file.ops().arm(mask);
-        (file.ops().poll(file) & mask).bits()
+        (poll() & mask).bits()
     }
 
     /// (Re)joins the object's wait queue for the current interest.
@@ -183,8 +184,8 @@ impl Epoll {
 
     /// EPOLL_CTL_ADD. EEXIST; EPERM for an object that is always ready; ELOOP for instances that would watch each other in a
     /// circle or too deep; ENOSPC.
-    pub fn add(&self, fd: i32, file: &Arc<File>, events: u32, data: u64) -> Result<()> {
-        let queue = file.ops().wait_queue().ok_or(Errno::EPERM)?;
+    pub fn add(&self, caller: &dyn Caller, fd: i32, file: &Arc<File>, events: u32, data: u64) -> Result<()> {
+        let queue = file.ops().wait_queue_as(caller).ok_or(Errno::EPERM)?;
         let nested = file.downcast::<Epoll>();
         if events & EXCLUSIVE != 0 {
             let allowed = Events::IN.bits() | Events::OUT.bits() | ALWAYS | WAKEUP | EDGE | EXCLUSIVE;
@@ -238,24 +239,24 @@ impl Epoll {
         let watcher: Weak<dyn CloseWatcher> = item.this.clone();
         file.watch_close(watcher);
         item.observe(&queue);
-        if Item::look(file, item.interest().events) != 0 {
+        if Item::look(file, Some(caller), item.interest().events) != 0 {
             self.enqueue(&item);
         }
         Ok(())
     }
 
     /// EPOLL_CTL_MOD. ENOENT; EINVAL where EPOLLEXCLUSIVE is involved.
-    pub fn modify(&self, fd: i32, file: &Arc<File>, events: u32, data: u64) -> Result<()> {
+    pub fn modify(&self, caller: &dyn Caller, fd: i32, file: &Arc<File>, events: u32, data: u64) -> Result<()> {
         let found = self.items.lock().get(&key(fd, file)).cloned();
         let item = found.ok_or(Errno::ENOENT)?;
         if events & EXCLUSIVE != 0 || item.interest().events & EXCLUSIVE != 0 {
             return Err(Errno::EINVAL);
         }
         *item.interest.lock() = Interest { events: (events & !WAKEUP) | ALWAYS, data };
-        if let Some(queue) = file.ops().wait_queue() {
+        if let Some(queue) = file.ops().wait_queue_as(caller) {
             item.observe(&queue);
         }
-        if Item::look(file, item.interest().events) != 0 {
+        if Item::look(file, Some(caller), item.interest().events) != 0 {
             self.enqueue(&item);
         }
         Ok(())
@@ -269,7 +270,7 @@ impl Epoll {
     }
 
     /// Takes up to `max` (events, data) of what is ready now.
-    pub fn collect(&self, max: usize) -> Vec<(u32, u64)> {
+    pub fn collect(&self, caller: &dyn Caller, max: usize) -> Vec<(u32, u64)> {
         let mut out = Vec::new();
         let bound = self.ready.lock().len();
         for _ in 0..bound {
@@ -285,7 +286,7 @@ impl Epoll {
             if events & !PRIVATE == 0 {
                 continue;
             }
-            let got = Item::look(&file, events);
+            let got = Item::look(&file, Some(caller), events);
             if got == 0 {
                 continue;
             }
@@ -353,6 +354,24 @@ impl Epoll {
         parents.retain(|p| p.strong_count() > 0);
     }
 
+    /// Whether something is ready for `caller`, or for those who made the objects.
+    fn readiness(&self, caller: Option<&dyn Caller>) -> Events {
+        let bound = self.ready.lock().len();
+        for _ in 0..bound {
+            let Some(item) = self.dequeue() else { break };
+            let Some(file) = item.file.upgrade() else { continue };
+            let events = item.interest().events;
+            if events & !PRIVATE != 0 && Item::look(&file, caller, events) != 0 {
+                let mut ready = self.ready.lock();
+                if !item.queued.swap(true, Ordering::Relaxed) {
+                    ready.push_front(item.clone());
+                }
+                return Events::READABLE;
+            }
+        }
+        Events::empty()
+    }
+
     /// Levels of instances below and including this one. ELOOP if `target` is among them.
     fn depth(&self, target: &Epoll, seen: &mut HashMap<usize, usize>, level: usize) -> Result<usize> {
         if core::ptr::eq(self, target) || level > MAX_NESTS {
@@ -376,20 +395,11 @@ impl Epoll {
 
 impl FileOps for Epoll {
     fn poll(&self, _file: &File) -> Events {
-        let bound = self.ready.lock().len();
-        for _ in 0..bound {
-            let Some(item) = self.dequeue() else { break };
-            let Some(file) = item.file.upgrade() else { continue };
-            let events = item.interest().events;
-            if events & !PRIVATE != 0 && Item::look(&file, events) != 0 {
-                let mut ready = self.ready.lock();
-                if !item.queued.swap(true, Ordering::Relaxed) {
-                    ready.push_front(item.clone());
-                }
-                return Events::READABLE;
-            }
-        }
-        Events::empty()
+        self.readiness(None)
+    }
+
+    fn poll_as(&self, _file: &File, caller: &dyn Caller) -> Events {
+        self.readiness(Some(caller))
     }
 
     fn wait_queue(&self) -> Option<Arc<WaitQueue>> {

@@ -51,7 +51,6 @@ pub struct SignalFd {
     mask: Mutex<SigSet>,
     /// Who made it: readiness without a caller at hand is judged by this task's queues.
     maker: Weak<Task>,
-    queue: Arc<WaitQueue>,
     inode: AnonInode,
 }
 
@@ -61,16 +60,20 @@ impl SignalFd {
         let ops = Arc::new(SignalFd {
             mask: Mutex::new(Rank::Leaf, mask),
             maker: Arc::downgrade(task),
-            queue: task.group().signals.arrivals.clone(),
             inode: AnonInode::new(task, DEV_ANON, 0o600),
         });
         File::new(ops, None, flags | OpenFlags::RDWR)
     }
 
-    /// Replaces the set.
-    pub fn set_mask(&self, mask: SigSet) {
+    /// Replaces the set; `task` is the caller, and those of its group that wait look again.
+    pub fn set_mask(&self, task: &Task, mask: SigSet) {
         *self.mask.lock() = mask;
-        self.queue.wake(Events::READABLE);
+        task.group().signals.arrivals.wake(Events::READABLE);
+    }
+
+    fn readiness(&self, task: &Task) -> Events {
+        let pending = task.signals.pending() | task.group().signals.pending();
+        if pending.intersects(*self.mask.lock()) { Events::IN } else { Events::empty() }
     }
 }
 
@@ -154,13 +157,20 @@ impl FileOps for SignalFd {
     }
 
     fn poll(&self, _file: &File) -> Events {
-        let Some(task) = self.maker.upgrade() else { return Events::empty() };
-        let pending = task.signals.pending() | task.group().signals.pending();
-        if pending.intersects(*self.mask.lock()) { Events::IN } else { Events::empty() }
+        self.maker.upgrade().map_or(Events::empty(), |task| self.readiness(&task))
+    }
+
+    fn poll_as(&self, file: &File, caller: &dyn Caller) -> Events {
+        caller.as_any().downcast_ref::<Task>().map_or_else(|| self.poll(file), |task| self.readiness(task))
     }
 
     fn wait_queue(&self) -> Option<Arc<WaitQueue>> {
-        Some(self.queue.clone())
+        Some(self.maker.upgrade().map_or_else(WaitQueue::new, |task| task.group().signals.arrivals.clone()))
+    }
+
+    fn wait_queue_as(&self, caller: &dyn Caller) -> Option<Arc<WaitQueue>> {
+        let task = caller.as_any().downcast_ref::<Task>();
+        task.map_or_else(|| self.wait_queue(), |task| Some(task.group().signals.arrivals.clone()))
     }
 
     fn stat(&self) -> Option<Result<Stat>> {

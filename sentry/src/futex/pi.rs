@@ -16,44 +16,67 @@ use crate::time::Nanos;
 use crate::{Errno, Result};
 
 /// Which words with waiters a task owns, by its global tid: what its death must hand on.
-pub(super) struct Owners(Mutex<HashMap<i32, HashSet<FutexKey>>>);
+#[derive(Default)]
+struct Owned {
+    by_task: HashMap<i32, HashSet<FutexKey>>,
+    by_key: HashMap<FutexKey, i32>,
+}
+
+impl Owned {
+    fn forget(&mut self, key: FutexKey) {
+        let Some(owner) = self.by_key.remove(&key) else { return };
+        if let Some(keys) = self.by_task.get_mut(&owner) {
+            keys.remove(&key);
+            if keys.is_empty() {
+                self.by_task.remove(&owner);
+            }
+        }
+    }
+
+    fn insert(&mut self, owner: i32, key: FutexKey) {
+        self.forget(key);
+        self.by_key.insert(key, owner);
+        self.by_task.entry(owner).or_default().insert(key);
+    }
+}
+
+/// The owners of all words with waiters.
+pub(super) struct Owners(Mutex<Owned>);
 
 impl Default for Owners {
     fn default() -> Self {
-        Owners(Mutex::new(Rank::Leaf, HashMap::new()))
+        Owners(Mutex::new(Rank::Leaf, Owned::default()))
     }
 }
 
 impl Owners {
-    fn set(&self, old: Option<i32>, new: Option<i32>, key: FutexKey) {
-        let mut map = self.0.lock();
-        if let Some(old) = old
-            && let Some(keys) = map.get_mut(&old)
-        {
-            keys.remove(&key);
-            if keys.is_empty() {
-                map.remove(&old);
-            }
-        }
-        if let Some(new) = new {
-            map.entry(new).or_default().insert(key);
+    /// The word with waiters has this owner now, or no waiters.
+    fn set(&self, owner: Option<i32>, key: FutexKey) {
+        let mut owned = self.0.lock();
+        match owner {
+            Some(owner) => owned.insert(owner, key),
+            None => owned.forget(key),
         }
     }
 
     /// As `set` for a first waiter; false if the owner has begun to die and would not hand the word on any more.
     fn add(&self, owner: &Task, key: FutexKey) -> bool {
-        let mut map = self.0.lock();
+        let mut owned = self.0.lock();
         if owner.futexes_settled.load(Ordering::Relaxed) {
             return false;
         }
-        map.entry(owner.global_tid()).or_default().insert(key);
+        owned.insert(owner.global_tid(), key);
         true
     }
 
     fn take(&self, task: &Task) -> HashSet<FutexKey> {
-        let mut map = self.0.lock();
+        let mut owned = self.0.lock();
         task.futexes_settled.store(true, Ordering::Relaxed);
-        map.remove(&task.global_tid()).unwrap_or_default()
+        let keys = owned.by_task.remove(&task.global_tid()).unwrap_or_default();
+        for key in &keys {
+            owned.by_key.remove(key);
+        }
+        keys
     }
 }
 
@@ -166,23 +189,25 @@ pub async fn lock(task: &Arc<Task>, word: &Word, deadline: Option<Nanos>) -> Res
     if queued.leave() {
         return Ok(());
     }
+    given_up(futexes, word.key);
     Err(match end {
         Err(WaitEnd::TimedOut) => Errno::ETIMEDOUT,
         _ => Errno::ERESTARTNOINTR,
     })
 }
 
+/// A waiter of `key` has given up: without others its owner has nothing to hand on.
+fn given_up(futexes: &Futexes, key: FutexKey) {
+    let bucket = futexes.bucket(key).lock();
+    if waiters(&bucket, key).next().is_none() {
+        futexes.owners.set(None, key);
+    }
+}
+
 /// Hands the word to its first waiter, or frees it. The caller holds the bucket.
-fn hand_on(
-    futexes: &Futexes,
-    bucket: &mut Bucket,
-    key: FutexKey,
-    owner: i32,
-    died: bool,
-    taken: &mut Taken,
-) -> Result<bool> {
+fn hand_on(futexes: &Futexes, bucket: &mut Bucket, key: FutexKey, died: bool, taken: &mut Taken) -> Result<bool> {
     let Some((n, waiter)) = first_pi(bucket, key)? else {
-        futexes.owners.set(Some(owner), None, key);
+        futexes.owners.set(None, key);
         return Ok(false);
     };
     let word = waiter.word();
@@ -199,7 +224,7 @@ fn hand_on(
     let next = waiter.task.global_tid();
     take(bucket, (key, n), Outcome::Acquired, taken);
     let more = first_pi(bucket, key)?.is_some();
-    futexes.owners.set(Some(owner), more.then_some(next), key);
+    futexes.owners.set(more.then_some(next), key);
     Ok(true)
 }
 
@@ -213,7 +238,7 @@ pub fn unlock(task: &Arc<Task>, word: &Word) -> Result<()> {
         if old & FUTEX_TID_MASK != task.tid() as u32 {
             return Err(Errno::EPERM);
         }
-        match hand_on(futexes, &mut bucket, word.key, task.global_tid(), false, &mut taken) {
+        match hand_on(futexes, &mut bucket, word.key, false, &mut taken) {
             Ok(true) => Ok(()),
             Ok(false) => loop {
                 match word.space.compare_exchange_u32(word.addr, old, 0) {
@@ -249,6 +274,9 @@ pub async fn wait_requeue(
     let moved = matches!(queued.waiter().kind(), Kind::Pi);
     if queued.leave() && queued.waiter().outcome() == Outcome::Acquired {
         return Ok(());
+    }
+    if moved {
+        given_up(futexes, queued.waiter().word().key);
     }
     Err(match end {
         Err(WaitEnd::TimedOut) => Errno::ETIMEDOUT,
@@ -326,7 +354,9 @@ fn requeue_locked(
         first.remove(&(from.key, *n));
         let bucket = second.as_deref_mut().unwrap_or(&mut *first);
         futexes.requeue_to_pi(bucket, w);
-        futexes.owners.set(None, owner, target.key);
+        if let Some(owner) = owner {
+            futexes.owners.set(Some(owner), target.key);
+        }
     }
     Ok(Requeued::Done(chosen.len()))
 }
@@ -339,7 +369,7 @@ pub fn exit(task: &Arc<Task>) {
         {
             let mut bucket = futexes.bucket(key).lock();
             // A word that cannot be written has waiters that cannot look at it either.
-            let _ = hand_on(futexes, &mut bucket, key, task.global_tid(), true, &mut taken);
+            let _ = hand_on(futexes, &mut bucket, key, true, &mut taken);
         }
         taken.wake();
     }

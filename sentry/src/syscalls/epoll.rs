@@ -72,8 +72,8 @@ fn epoll_ctl(task: &Arc<Task>, epfd: Fd, op: i32, fd: Fd, event: UserPtr<[u8; 12
         return Err(Errno::EINVAL);
     }
     match op {
-        ADD => epoll.add(fd.0, &file, events, data)?,
-        MOD => epoll.modify(fd.0, &file, events, data)?,
+        ADD => epoll.add(&**task, fd.0, &file, events, data)?,
+        MOD => epoll.modify(&**task, fd.0, &file, events, data)?,
         DEL => epoll.remove(fd.0, &file)?,
         _ => return Err(Errno::EINVAL),
     }
@@ -105,7 +105,7 @@ fn put_events(task: &Task, events: UserAddr, got: &[(u32, u64)]) -> Result<u64> 
 fn wait_fast(task: &Arc<Task>, epfd: Fd, events: UserAddr, maxevents: i32, timeout: i32) -> Result<Option<u64>> {
     let (file, max) = instance(task, epfd, maxevents)?;
     let Some(epoll) = file.downcast::<Epoll>() else { return Err(Errno::EINVAL) };
-    let got = epoll.collect(max);
+    let got = epoll.collect(&**task, max);
     if got.is_empty() {
         return Ok((timeout == 0).then_some(0));
     }
@@ -123,13 +123,13 @@ async fn wait(
 ) -> Result<Option<u64>> {
     let (file, max) = instance(task, epfd, maxevents)?;
     let Some(epoll) = file.downcast::<Epoll>() else { return Err(Errno::EINVAL) };
-    let mut got = epoll.collect(max);
+    let mut got = epoll.collect(&**task, max);
     if got.is_empty() && timeout != Some(0) {
         let deadline: Option<Nanos> = timeout.map(|ns| task.now().saturating_add(ns));
         let queue = (epoll.queue().clone(), Events::READABLE);
         let end = task
             .wait_exclusive(queue, deadline, || {
-                let got = epoll.collect(max);
+                let got = epoll.collect(&**task, max);
                 (!got.is_empty()).then_some(got)
             })
             .await;

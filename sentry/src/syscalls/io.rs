@@ -205,7 +205,7 @@ pub async fn retry<T: Send>(
     mut attempt: impl FnMut() -> Result<T> + Send,
 ) -> Result<T> {
     let ops = file.ops();
-    let Some(queue) = ops.wait_queue() else { return attempt() };
+    let Some(queue) = ops.wait_queue_as(task) else { return attempt() };
     let timeout = ops.io_timeout(events.intersects(Events::WRITABLE));
     let deadline = timeout.map(|ns| task.now().saturating_add(ns));
     let end = task

@@ -35,23 +35,23 @@ struct Watched {
 
 impl Watched {
     /// Asks the object, and arms host readiness when it has nothing to tell yet.
-    fn look(&mut self, arm: bool) -> bool {
+    fn look(&mut self, task: &Task, arm: bool) -> bool {
         let Some(file) = &self.file else { return !self.got.is_empty() };
-        self.got = file.ops().poll(file) & self.wanted;
+        self.got = file.ops().poll_as(file, task) & self.wanted;
         if !self.got.is_empty() {
             return true;
         }
         if arm {
             file.ops().arm(self.wanted);
             // What became true between the look and the arming is not reported by every host mechanism.
-            self.got = file.ops().poll(file) & self.wanted;
+            self.got = file.ops().poll_as(file, task) & self.wanted;
         }
         !self.got.is_empty()
     }
 }
 
-fn look_all(set: &mut [Watched], arm: bool) -> usize {
-    set.iter_mut().filter_map(|w| w.look(arm).then_some(())).count()
+fn look_all(task: &Task, set: &mut [Watched], arm: bool) -> usize {
+    set.iter_mut().filter_map(|w| w.look(task, arm).then_some(())).count()
 }
 
 /// How a wait ended without anything ready.
@@ -63,7 +63,7 @@ enum End {
 
 /// Waits until something of `set` is ready. A deadline in the past only looks.
 async fn watch(task: &Task, set: &mut [Watched], deadline: Option<Nanos>) -> End {
-    let ready = look_all(set, false);
+    let ready = look_all(task, set, false);
     if ready > 0 {
         return End::Ready(ready);
     }
@@ -71,10 +71,10 @@ async fn watch(task: &Task, set: &mut [Watched], deadline: Option<Nanos>) -> End
         return End::TimedOut;
     }
     let queues: Vec<(Arc<WaitQueue>, Events)> =
-        set.iter().filter_map(|w| Some((w.file.as_ref()?.ops().wait_queue()?, w.wanted))).collect();
+        set.iter().filter_map(|w| Some((w.file.as_ref()?.ops().wait_queue_as(task)?, w.wanted))).collect();
     let end = task
         .wait(queues, deadline, || {
-            let n = look_all(set, true);
+            let n = look_all(task, set, true);
             (n > 0).then_some(n)
         })
         .await;
@@ -145,7 +145,7 @@ fn poll_answer(task: &Task, fds: UserPtr<PollFd>, entries: &mut [PollFd], set: &
 
 fn poll_fast(task: &Arc<Task>, fds: UserPtr<PollFd>, nfds: u32, timeout: i32) -> Result<Option<u64>> {
     let (mut entries, mut set) = poll_set(task, fds, nfds)?;
-    let ready = look_all(&mut set, false);
+    let ready = look_all(task, &mut set, false);
     if ready == 0 && timeout != 0 {
         return Ok(None);
     }

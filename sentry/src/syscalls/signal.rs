@@ -312,6 +312,6 @@ fn signalfd4(task: &Arc<Task>, fd: Fd, mask: UserPtr<u64>, sizemask: u64, flags:
         return Ok(fd as u64);
     }
     let file = task.files().get(fd.0)?;
-    file.downcast::<SignalFd>().ok_or(Errno::EINVAL)?.set_mask(mask);
+    file.downcast::<SignalFd>().ok_or(Errno::EINVAL)?.set_mask(task, mask);
     Ok(fd.0 as u64)
 }

@@ -168,9 +168,17 @@ pub trait FileOps: Send + Sync + Any {
     fn poll(&self, file: &File) -> Events {
         Events::READABLE | Events::WRITABLE
     }
+    /// Readiness for a task that asks: poll(2) and its family call this one. For objects that answer by who asks (signalfd).
+    fn poll_as(&self, file: &File, caller: &dyn Caller) -> Events {
+        self.poll(file)
+    }
     /// The queue that fires when readiness may have changed. None: always ready.
     fn wait_queue(&self) -> Option<Arc<WaitQueue>> {
         None
+    }
+    /// The queue that fires when readiness for a task that asks may have changed.
+    fn wait_queue_as(&self, caller: &dyn Caller) -> Option<Arc<WaitQueue>> {
+        self.wait_queue()
     }
     /// About to wait for `events`: host-backed objects arm their readiness here.
     fn arm(&self, events: Events) {}
