@@ -137,6 +137,8 @@ pub fn send_to_pgrp(target: &ProcessGroup, signal: Signal, sender: Sender<'_>) {
 /// Sends to every member of a process group on behalf of a task: success if one could be signalled, else the last error.
 pub fn kill_pgrp(target: &ProcessGroup, signal: Option<Signal>, sender: &Task) -> Result<()> {
     let mut result = Err(Errno::ESRCH);
+    // Nobody joins meanwhile: a member's child is one too.
+    let _kinship = sender.kernel().kinship();
     for member in target.members() {
         let one = kill_group(&member, signal, sender);
         if result.is_err() {

@@ -120,6 +120,8 @@ fn send_to_pid(task: &Arc<Task>, pid: &Arc<Pid>, directed: Directed, sig: i32, g
         }
         Directed::ProcessGroup => {
             let target = pid.process_group().ok_or(Errno::ESRCH)?;
+            // Nobody joins meanwhile: a member's child is one too.
+            let _kinship = task.kernel().kinship();
             let mut result = Err(Errno::ESRCH);
             for member in target.members() {
                 let leader = member.pid().clone();

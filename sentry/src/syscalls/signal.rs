@@ -203,6 +203,8 @@ fn kill_all(task: &Arc<Task>, signal: Result<Option<Signal>>) -> Result<()> {
     let mut result = Ok(());
     let mut found = false;
     let mut from = 2;
+    // Nobody is born meanwhile, so that no child escapes what its parent gets.
+    let _kinship = task.kernel().kinship();
     loop {
         let page = ns.groups_from(from, 64);
         let Some(next) = page.last().and_then(|(n, _)| n.checked_add(1)) else { break };

@@ -118,9 +118,15 @@ fn check(parent: &Task, r: &CloneRequest) -> Result<()> {
 
 /// Makes a task. Gives it, and with CLONE_VFORK what its parent must wait for.
 pub fn clone_task(parent: &Arc<Task>, r: &CloneRequest) -> Result<(Arc<Task>, Option<Arc<VforkDone>>)> {
+    let made = make(parent, r)?;
+    run::start(&made.0);
+    Ok(made)
+}
+
+/// [`clone_task`] but for the start.
+pub(super) fn make(parent: &Arc<Task>, r: &CloneRequest) -> Result<(Arc<Task>, Option<Arc<VforkDone>>)> {
     use flag::*;
     check(parent, r)?;
-    // A signal that arrived before must not be missed by the new member of the process group.
     if r.flags & THREAD == 0 && parent.interruption.is_pending() {
         return Err(Errno::ERESTARTNOINTR);
     }
@@ -264,7 +270,6 @@ fn build(
     if f & THREAD == 0 {
         crate::timers::cpu::watch_limit(task.group());
     }
-    run::start(&task);
     Ok((task, vfork))
 }
 
@@ -324,7 +329,8 @@ fn publish(parent: &Arc<Task>, task: &Arc<Task>, flags: u64, traced: bool) -> Re
         return Ok(());
     }
     let own = parent.group();
-    if own.exiting().is_some() {
+    // Who signals the process group holds the kinship lock: the signal is pending here or finds the child.
+    if own.exiting().is_some() || parent.interruption.is_pending() {
         return Err(Errno::ERESTARTNOINTR);
     }
     let (new_parent, parent_task) = if flags & PARENT != 0 {

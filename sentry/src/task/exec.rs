@@ -40,7 +40,7 @@ pub async fn execve(
 }
 
 /// Ends all other tasks of the group, and takes the leader's place. EAGAIN if the group is exiting or in another exec.
-async fn end_siblings(task: &Arc<Task>) -> Result<()> {
+pub(super) async fn end_siblings(task: &Arc<Task>) -> Result<()> {
     let group = task.group();
     let others = {
         let mut s = group.state.lock();

@@ -221,7 +221,8 @@ async fn end_namespace(init: &Arc<ThreadGroup>) {
 
 /// Whether a group of an exiting namespace is reaped without notice: its parent is in that namespace too, or gone.
 fn reaped_by_namespace(group: &Arc<ThreadGroup>) -> bool {
-    if group.pid().own() == 1 && group.parent().is_none() {
+    if group.pid().numbers().len() == 1 && group.pid().own() == 1 {
+        // The sandbox's first process has no parent and no namespace that could reap it.
         return false;
     }
     group

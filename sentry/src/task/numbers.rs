@@ -11,7 +11,7 @@ const WORDS: usize = PID_MAX_LIMIT as usize / 64;
 
 /// Which numbers of one namespace are taken.
 pub struct Numbers {
-    /// Bit n: number n is taken. Allocated on first use, since most of it is never touched.
+    /// Bit n: number n is taken. As long as the largest number ever taken needs; what lies beyond is free.
     bits: Vec<u64>,
     /// Bit w: word w of `bits` is full.
     full: Vec<u64>,
@@ -37,7 +37,7 @@ impl Numbers {
     /// Nothing taken; 1 comes first.
     pub fn new() -> Numbers {
         Numbers {
-            bits: vec![0; WORDS],
+            bits: Vec::new(),
             full: vec![0; WORDS / 64],
             top: vec![0; WORDS / 64 / 64],
             last: 0,
@@ -75,14 +75,21 @@ impl Numbers {
         Ok(())
     }
 
+    fn word(&self, w: usize) -> u64 {
+        self.bits.get(w).copied().unwrap_or(0)
+    }
+
     fn is_taken(&self, n: i32) -> bool {
         let n = n as usize;
-        self.bits.get(n / 64).is_none_or(|w| w & (1 << (n % 64)) != 0)
+        self.word(n / 64) & (1 << (n % 64)) != 0
     }
 
     fn mark(&mut self, n: i32) {
         let n = n as usize;
         let (w, s) = (n / 64, n / 4096);
+        if w >= self.bits.len() {
+            self.bits.resize((w + 1).next_power_of_two().min(WORDS), 0);
+        }
         self.bits[w] |= 1 << (n % 64);
         if self.bits[w] == u64::MAX {
             self.full[s] |= 1 << (w % 64);
@@ -97,7 +104,10 @@ impl Numbers {
     fn first_free(&self, from: i32) -> Option<i32> {
         let from = from as usize;
         let w = from / 64;
-        if let Some(bit) = zero_at_or_above(*self.bits.get(w)?, (from % 64) as u32) {
+        if w >= WORDS {
+            return None;
+        }
+        if let Some(bit) = zero_at_or_above(self.word(w), (from % 64) as u32) {
             return Some((w * 64) as i32 + bit as i32);
         }
         let w = w + 1;
@@ -113,7 +123,7 @@ impl Numbers {
             })?;
             summary * 64 + zero_at_or_above(self.full[summary], 0)? as usize
         };
-        Some((word * 64) as i32 + zero_at_or_above(self.bits[word], 0)? as i32)
+        Some((word * 64) as i32 + zero_at_or_above(self.word(word), 0)? as i32)
     }
 
     /// The next number in cyclic order; EAGAIN when all are taken.

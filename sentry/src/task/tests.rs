@@ -1,11 +1,15 @@
 //! Whole lives of processes on the simulated platform: guest code is a function that makes the next system call by what
 //! its registers say. `r15` is the step; a new program starts with zeroes.
+mod model;
+mod schedule;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use guest_abi::UserAddr;
 use linux_raw_sys::general as raw;
 
+use super::Task;
 use super::init::InitConfig;
 use crate::Kernel;
 use crate::fs::tmpfs::{TmpFs, TmpfsOptions};
@@ -13,7 +17,7 @@ use crate::kernel::{ExitStatus, KernelConfig, worker_main};
 use crate::mm::IoSource;
 use crate::ns::user::Credentials;
 use crate::platform::sim::{Program, SimPlatform};
-use crate::platform::{Exit, Platform, UserContext};
+use crate::platform::{Exit, UserContext};
 use crate::vfs::file::KernelCaller;
 use crate::vfs::fs_context::FsState;
 use crate::vfs::path::{Lookup, OpenHow, open};
@@ -78,7 +82,27 @@ pub(crate) fn run_program(
     let platform = SimPlatform::with_program(cpus, program);
     let kernel = Kernel::new(platform.clone(), KernelConfig::default());
     ready(&platform, &kernel);
-    let fs = TmpFs::new(platform as Arc<dyn Platform>, TmpfsOptions::default(), "tmpfs").unwrap();
+    let workers: Vec<_> = (0..cpus)
+        .map(|cpu| {
+            let kernel = kernel.clone();
+            std::thread::spawn(move || {
+                SimPlatform::set_current_cpu(cpu);
+                worker_main(&kernel, cpu);
+            })
+        })
+        .collect();
+    first_task(&kernel, Credentials::new(0, 0, Vec::new()));
+    let status = kernel.wait_exit();
+    kernel.shutdown();
+    for w in workers {
+        w.join().unwrap();
+    }
+    (kernel, status)
+}
+
+/// Starts the program as number 1, in a tree that holds nothing else.
+fn first_task(kernel: &Arc<Kernel>, credentials: Credentials) -> Arc<Task> {
+    let fs = TmpFs::new(kernel.platform.clone(), TmpfsOptions::default(), "tmpfs").unwrap();
     let mounts = MountNamespace::new(fs);
     let root = mounts.root().unwrap();
     let state = FsState { root: root.clone(), cwd: root, umask: 0 };
@@ -90,32 +114,16 @@ pub(crate) fn run_program(
         let image = elf();
         assert_eq!(file.ops().write(&file, &mut IoSource::kernel(&image), 0), Ok(image.len()));
     }
-    let workers: Vec<_> = (0..cpus)
-        .map(|cpu| {
-            let kernel = kernel.clone();
-            std::thread::spawn(move || {
-                SimPlatform::set_current_cpu(cpu);
-                worker_main(&kernel, cpu);
-            })
-        })
-        .collect();
     kernel
         .spawn_init(InitConfig {
             argv: vec![b"/init".to_vec()],
             envp: Vec::new(),
-            credentials: Credentials::new(0, 0, Vec::new()),
+            credentials,
             fs: state,
             fds: Vec::new(),
             limits: None,
         })
-        .unwrap();
-    let status = kernel.wait_exit();
-    kernel.shutdown();
-    for w in workers {
-        w.join().unwrap();
-    }
-    drop(mounts);
-    (kernel, status)
+        .unwrap()
 }
 
 /// Nothing may be left: no task, no number, no process, and no cycle that keeps the sandbox alive.

@@ -240,17 +240,18 @@ impl ThreadGroup {
         self.state.lock().exiting
     }
 
-    /// Whether it is stopped by job control.
+    /// Whether it is stopped by job control; one that is about to die is not.
     pub fn is_stopped(&self) -> bool {
-        self.signals.is_stopped()
+        self.signals.is_stopped() && self.exiting().is_none()
     }
 
     /// Decides the end of the group: every task leaves the guest and exits with `status` (wait(2)'s form). The first decision
-    /// stands; false if there was one before.
+    /// stands; false if there was one before, or if nobody is left to follow it.
     pub fn begin_exit(&self, status: i32) -> bool {
         let tasks: Vec<Arc<Task>> = {
             let mut s = self.state.lock();
-            if s.exiting.is_some() || s.zombie.is_some() {
+            // Tasks that have all begun to exit keep their own status.
+            if s.exiting.is_some() || s.live == 0 {
                 return false;
             }
             s.exiting = Some(status);
