@@ -5,6 +5,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Condvar;
 
+use crate::fs::epoll::Instances as Epolls;
+use crate::fs::inotify::Instances as Inotifies;
 use crate::fs::pipe::PipeSlots;
 use crate::fs::tmpfs::TmpShared;
 use crate::futex::Futexes;
@@ -92,6 +94,10 @@ pub struct Kernel {
     pub shmem: Arc<TmpShared>,
     /// Descriptors in flight between sockets.
     pub flights: Arc<Flights>,
+    /// What all epoll instances share.
+    pub epolls: Arc<Epolls>,
+    /// What all inotify instances share.
+    pub inotifies: Arc<Inotifies>,
     /// Slots of all pipes.
     pub pipe_slots: Arc<PipeSlots>,
     /// The initial mount namespace; set with the first process, and kept for as long as the sandbox.
@@ -128,12 +134,14 @@ impl Kernel {
             root_pid_ns,
             uts: Arc::new(UtsNamespace::new(config.hostname.clone())),
             net: NetNamespace::new(None),
-            ucounts: Ucounts::new(),
-            pending_counts: PendingCounts::default(),
+            ucounts: Ucounts::new(&platform),
+            pending_counts: PendingCounts::new(&platform),
             futexes: Futexes::default(),
             vdso: Vdso::new(&*platform).ok(),
             shmem: TmpShared::kernel_internal(platform.clone()),
             flights: Arc::default(),
+            epolls: Arc::default(),
+            inotifies: Arc::default(),
             pipe_slots: Arc::default(),
             started: platform.monotonic(),
             platform,

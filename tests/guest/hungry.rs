@@ -9,6 +9,13 @@ pub const HUNGRY: &[Case] = &[
     ("hungry_descriptors", descriptors),
     ("hungry_tables", tables),
     ("hungry_tasks", tasks),
+    ("hungry_names", names),
+    ("hungry_interest", interest),
+    ("hungry_signals", signals),
+    ("hungry_mappings", mappings),
+    ("hungry_groups", groups),
+    ("hungry_texts", texts),
+    ("hungry_mounts", mounts),
 ];
 
 /// As many descriptors as there may be.
@@ -79,34 +86,127 @@ fn kill_all(made: &[i32]) {
     }
 }
 
+/// A child that waits for a signal; Err where fork fails.
+fn waiting_child(first: impl FnOnce()) -> Result<i32, i32> {
+    let pid = call(libc::SYS_fork, [0; 6])?;
+    if pid == 0 {
+        first();
+        loop {
+            unsafe { libc::pause() };
+        }
+    }
+    Ok(pid as i32)
+}
+
 /// Children, each with a copy of a large descriptor table.
 fn tables() {
     raise_limit();
     assert_eq!(ok(unsafe { libc::dup2(0, 100_000) }), Ok(100_000));
     let mut made = Vec::new();
-    take_all("copies of a table", 2000, |_| {
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            loop {
-                unsafe { libc::pause() };
-            }
-        }
-        ok(pid).map(|pid| made.push(pid as i32))
-    });
+    take_all("copies of a table", 2000, |_| waiting_child(|| ()).map(|pid| made.push(pid)));
     kill_all(&made);
 }
 
 fn tasks() {
     let mut made = Vec::new();
-    take_all("children", 40_000, |_| {
-        let pid = call(libc::SYS_fork, [0; 6])?;
-        if pid == 0 {
-            loop {
-                unsafe { libc::pause() };
-            }
+    take_all("children", 40_000, |_| waiting_child(|| ()).map(|pid| made.push(pid)));
+    kill_all(&made);
+}
+
+fn names() {
+    let dir = super::own_path("names");
+    std::fs::create_dir(&dir).unwrap();
+    let target = "t".repeat(4000);
+    take_all("long symbolic links", 100_000, |n| {
+        std::os::unix::fs::symlink(&target, format!("{dir}/{n}")).map_err(|e| e.raw_os_error().unwrap_or(0))
+    });
+}
+
+/// Items of epoll instances.
+fn interest() {
+    raise_limit();
+    let fds: Vec<i32> = (0..1000).map(|_| unsafe { libc::eventfd(1, 0) }).collect();
+    let mut epoll = 0;
+    take_all("items of epoll instances", 1 << 20, |n| {
+        if n % fds.len() == 0 {
+            epoll = ok(unsafe { libc::epoll_create1(0) })? as i32;
         }
-        made.push(pid as i32);
-        Ok(())
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        ok(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fds[n % fds.len()], &raw mut event) }).map(|_| ())
+    });
+    // What is added and removed again is not kept.
+    for _ in 0..20_000 {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        assert_eq!(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fds[0], &raw mut event) }, 0);
+        assert_eq!(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fds[0], &raw mut event) }, 0);
+    }
+}
+
+/// Queued signals, then timers.
+fn signals() {
+    let most = libc::rlimit { rlim_cur: 1 << 30, rlim_max: 1 << 30 };
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_SIGPENDING, &raw const most) }, 0);
+    let signal = libc::SIGRTMIN();
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    unsafe {
+        libc::sigaddset(&raw mut set, signal);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+    }
+    let value = libc::sigval { sival_ptr: std::ptr::null_mut() };
+    take_all("queued signals", 1 << 20, |_| ok(unsafe { libc::sigqueue(libc::getpid(), signal, value) }).map(|_| ()));
+    for _ in 0..1000 {
+        let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const none) }, signal);
+    }
+    take_all("timers", 1 << 20, |_| {
+        let mut timer = std::ptr::null_mut();
+        ok(unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, std::ptr::null_mut(), &raw mut timer) }).map(|_| ())
+    });
+}
+
+/// Mappings that do not join, and children with copies of them.
+fn mappings() {
+    for n in 0..20_000 {
+        let prot = if n % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
+        super::sys::map(4096, prot);
+    }
+    let mut made = Vec::new();
+    take_all("copies of 20,000 mappings", 1000, |_| waiting_child(|| ()).map(|pid| made.push(pid)));
+    kill_all(&made);
+}
+
+/// Children with supplementary groups of their own.
+fn groups() {
+    let mut made = Vec::new();
+    take_all("children with many groups", 20_000, |n| {
+        let list = vec![n as libc::gid_t; 65_536];
+        ok(unsafe { libc::setgroups(list.len(), list.as_ptr()) })?;
+        waiting_child(|| ()).map(|pid| made.push(pid))
     });
     kill_all(&made);
+}
+
+/// Long texts of /proc, each begun and left open.
+fn texts() {
+    raise_limit();
+    for n in 0..2000 {
+        let prot = if n % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
+        super::sys::map(4096, prot);
+    }
+    take_all("texts of /proc/self/smaps", 100_000, |_| {
+        let fd = ok(unsafe { libc::open(c"/proc/self/smaps".as_ptr(), libc::O_RDONLY) })? as i32;
+        let mut byte = 0_u8;
+        ok(unsafe { libc::read(fd, (&raw mut byte).cast(), 1) } as i64).map(|_| ())
+    });
+}
+
+fn mounts() {
+    let dir = super::own_path("mount");
+    std::fs::create_dir(&dir).unwrap();
+    take_all("mounts", 200_000, |n| {
+        let at = format!("{dir}/{n}");
+        std::fs::create_dir(&at).map_err(|e| e.raw_os_error().unwrap_or(0))?;
+        let at = std::ffi::CString::new(at).unwrap();
+        ok(unsafe { libc::mount(c"none".as_ptr(), at.as_ptr(), c"tmpfs".as_ptr(), 0, std::ptr::null()) }).map(|_| ())
+    });
 }

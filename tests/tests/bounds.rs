@@ -8,10 +8,10 @@ use std::time::Duration;
 use tests::{bartizan, guest, kvm_missing};
 
 /// The limit given to each sandbox.
-const LIMIT_MIB: u64 = 32;
+const LIMIT_MIB: u64 = 16;
 /// What the process may have beyond it: its own code (a debug build), file windows, the allocator's slack. Without charges a hungry
 /// program takes gigabytes.
-const BEYOND_MIB: u64 = 128;
+const BEYOND_MIB: u64 = 112;
 /// Seconds of CPU time a sandbox may take.
 const CPU_SECONDS: u64 = 300;
 
@@ -71,4 +71,39 @@ fn descriptor_tables() {
 #[test]
 fn tasks() {
     hungry("hungry_tasks");
+}
+
+#[test]
+fn names() {
+    hungry("hungry_names");
+}
+
+#[test]
+fn interest() {
+    hungry("hungry_interest");
+}
+
+#[test]
+fn signals() {
+    hungry("hungry_signals");
+}
+
+#[test]
+fn mappings() {
+    hungry("hungry_mappings");
+}
+
+#[test]
+fn groups() {
+    hungry("hungry_groups");
+}
+
+#[test]
+fn texts() {
+    hungry("hungry_texts");
+}
+
+#[test]
+fn mounts() {
+    hungry("hungry_mounts");
 }

@@ -11,6 +11,8 @@ use guest_abi::types::Stat;
 use super::anon::{AnonInode, DEV_ANON};
 use crate::event::{Events, Observer, Registration, WaitQueue};
 use crate::lock::{Mutex, Rank};
+use crate::mm::Charge;
+use crate::platform::KernelMemory;
 use crate::task::Task;
 use crate::vfs::file::{Caller, CloseWatcher};
 use crate::vfs::{File, FileOps, OpenFlags};
@@ -31,12 +33,65 @@ const PRIVATE: u32 = EXCLUSIVE | WAKEUP | ONESHOT | EDGE;
 const ALWAYS: u32 = Events::ERR.union(Events::HUP).bits();
 /// Epoll instances may watch each other this deep (EP_MAX_NESTS).
 const MAX_NESTS: usize = 4;
-/// Items of all instances: bounds the sentry's memory (max_user_watches).
+/// Items of all instances (max_user_watches).
 const MAX_WATCHES: usize = 1 << 20;
 
-static WATCHES: AtomicUsize = AtomicUsize::new(0);
-/// Serializes the additions of one instance to another, so that two of them cannot close a loop together.
-static NESTING: Mutex<()> = Mutex::new(Rank::EpollNesting, ());
+/// Bytes of an item with its places in the instance, the description and the object's wait queue.
+const ITEM_COST: usize = 512;
+
+/// What all instances of a sandbox share.
+pub struct Instances {
+    watches: AtomicUsize,
+    /// Serializes the additions of one instance to another, so that two of them cannot close a loop together.
+    nesting: Mutex<()>,
+}
+
+impl Default for Instances {
+    fn default() -> Self {
+        Instances { watches: AtomicUsize::new(0), nesting: Mutex::new(Rank::EpollNesting, ()) }
+    }
+}
+
+/// Items that may be ready. One that is forgotten stays until its turn comes or half of the list is such.
+#[derive(Default)]
+struct Ready {
+    list: VecDeque<Arc<Item>>,
+    forgotten: usize,
+}
+
+impl Ready {
+    fn push(&mut self, item: &Arc<Item>) {
+        if !item.queued.swap(true, Ordering::Relaxed) {
+            self.list.push_back(item.clone());
+        }
+    }
+
+    fn pop(&mut self) -> Option<Arc<Item>> {
+        loop {
+            let item = self.list.pop_front()?;
+            item.queued.store(false, Ordering::Relaxed);
+            if !item.removed.load(Ordering::SeqCst) {
+                return Some(item);
+            }
+            self.forgotten = self.forgotten.saturating_sub(1);
+        }
+    }
+
+    /// A removed item; those taken out are to be dropped without the lock.
+    fn forget(&mut self, item: &Item) -> VecDeque<Arc<Item>> {
+        if !item.queued.load(Ordering::Relaxed) {
+            return VecDeque::new();
+        }
+        self.forgotten += 1;
+        if self.forgotten.saturating_mul(2) < self.list.len() {
+            return VecDeque::new();
+        }
+        self.forgotten = 0;
+        let (gone, kept) = core::mem::take(&mut self.list).into_iter().partition(|i| i.removed.load(Ordering::SeqCst));
+        self.list = kept;
+        gone
+    }
+}
 
 /// A description is watched once under each number it was added by.
 type Key = (i32, usize);
@@ -57,6 +112,8 @@ struct Item {
     queued: AtomicBool,
     registration: Mutex<Option<Registration>>,
     removed: AtomicBool,
+    /// Until it is removed.
+    charge: Mutex<Option<Charge>>,
 }
 
 impl Item {
@@ -119,10 +176,13 @@ impl CloseWatcher for Item {
 /// An epoll instance.
 pub struct Epoll {
     this: Weak<Epoll>,
+    all: Arc<Instances>,
+    /// Where items are charged.
+    account: Charge,
     items: Mutex<HashMap<Key, Arc<Item>>>,
-    ready: Mutex<VecDeque<Arc<Item>>>,
+    ready: Mutex<Ready>,
     queue: Arc<WaitQueue>,
-    /// Instances that watch this one; changed with `NESTING` held or by removal.
+    /// Instances that watch this one; changed with `Instances::nesting` held or by removal.
     parents: Mutex<Vec<Weak<Epoll>>>,
     inode: AnonInode,
 }
@@ -137,8 +197,10 @@ impl Epoll {
         let inode = AnonInode::new(task, DEV_ANON, 0o600);
         let epoll = Arc::new_cyclic(|this| Epoll {
             this: this.clone(),
+            all: task.kernel().epolls.clone(),
+            account: Charge::empty(&task.kernel().platform, KernelMemory::Slab),
             items: Mutex::new(Rank::Epoll, HashMap::new()),
-            ready: Mutex::new(Rank::EpollReady, VecDeque::new()),
+            ready: Mutex::new(Rank::EpollReady, Ready::default()),
             queue: WaitQueue::new(),
             parents: Mutex::new(Rank::Leaf, Vec::new()),
             inode,
@@ -151,29 +213,26 @@ impl Epoll {
         if item.removed.load(Ordering::SeqCst) {
             return;
         }
-        if !item.queued.swap(true, Ordering::Relaxed) {
-            ready.push_back(item.clone());
-        }
+        ready.push(item);
         drop(ready);
         self.queue.wake_up_to(Events::READABLE, 1);
     }
 
     fn dequeue(&self) -> Option<Arc<Item>> {
-        let mut ready = self.ready.lock();
-        let item = ready.pop_front()?;
-        item.queued.store(false, Ordering::Relaxed);
-        Some(item)
+        self.ready.lock().pop()
     }
 
     fn forget(&self, key: Key) -> Option<Arc<Item>> {
         let item = self.items.lock().remove(&key)?;
-        WATCHES.fetch_sub(1, Ordering::Relaxed);
-        item.removed.store(true, Ordering::SeqCst);
-        let mut ready = self.ready.lock();
-        if item.queued.swap(false, Ordering::Relaxed) {
-            ready.retain(|queued| !Arc::ptr_eq(queued, &item));
-        }
-        drop(ready);
+        self.all.watches.fetch_sub(1, Ordering::Relaxed);
+        let gone = {
+            let mut ready = self.ready.lock();
+            item.removed.store(true, Ordering::SeqCst);
+            ready.forget(&item)
+        };
+        drop(gone);
+        let charge = item.charge.lock().take();
+        drop(charge);
         if let Some(file) = item.file.upgrade()
             && let Some(child) = file.downcast::<Epoll>()
         {
@@ -183,7 +242,7 @@ impl Epoll {
     }
 
     /// EPOLL_CTL_ADD. EEXIST; EPERM for an object that is always ready; ELOOP for instances that would watch each other in a
-    /// circle or too deep; ENOSPC.
+    /// circle or too deep; ENOSPC; ENOMEM.
     pub fn add(&self, caller: &dyn Caller, fd: i32, file: &Arc<File>, events: u32, data: u64) -> Result<()> {
         let queue = file.ops().wait_queue_as(caller).ok_or(Errno::EPERM)?;
         let nested = file.downcast::<Epoll>();
@@ -193,7 +252,7 @@ impl Epoll {
                 return Err(Errno::EINVAL);
             }
         }
-        let nesting = nested.map(|other| (NESTING.lock(), other));
+        let nesting = nested.map(|other| (self.all.nesting.lock(), other));
         if let Some((_, other)) = &nesting {
             if core::ptr::eq(*other, self) {
                 return Err(Errno::EINVAL);
@@ -203,9 +262,10 @@ impl Epoll {
                 return Err(Errno::ELOOP);
             }
         }
-        if WATCHES.load(Ordering::Relaxed) >= MAX_WATCHES {
+        if self.all.watches.load(Ordering::Relaxed) >= MAX_WATCHES {
             return Err(Errno::ENOSPC);
         }
+        let charge = self.account.another(ITEM_COST)?;
         if let Some((_, other)) = &nesting {
             other.parents.lock().push(self.this.clone());
             if !other.few_paths(&mut HashSet::new()) {
@@ -222,6 +282,7 @@ impl Epoll {
             queued: AtomicBool::new(false),
             registration: Mutex::new(Rank::Leaf, None),
             removed: AtomicBool::new(false),
+            charge: Mutex::new(Rank::Leaf, Some(charge)),
         });
         {
             let mut items = self.items.lock();
@@ -233,7 +294,7 @@ impl Epoll {
                 return Err(Errno::EEXIST);
             }
             items.insert(item.key, item.clone());
-            WATCHES.fetch_add(1, Ordering::Relaxed);
+            self.all.watches.fetch_add(1, Ordering::Relaxed);
         }
         drop(nesting);
         let watcher: Weak<dyn CloseWatcher> = item.this.clone();
@@ -272,7 +333,7 @@ impl Epoll {
     /// Takes up to `max` (events, data) of what is ready now.
     pub fn collect(&self, caller: &dyn Caller, max: usize) -> Vec<(u32, u64)> {
         let mut out = Vec::new();
-        let bound = self.ready.lock().len();
+        let bound = self.ready.lock().list.len();
         for _ in 0..bound {
             if out.len() >= max {
                 break;
@@ -294,10 +355,7 @@ impl Epoll {
             if events & ONESHOT != 0 {
                 item.interest.lock().events &= PRIVATE;
             } else if events & EDGE == 0 {
-                let mut ready = self.ready.lock();
-                if !item.queued.swap(true, Ordering::Relaxed) {
-                    ready.push_back(item.clone());
-                }
+                self.ready.lock().push(&item);
             }
         }
         out
@@ -305,7 +363,7 @@ impl Epoll {
 
     /// Wakes the next waiter if something is still ready: a waiter that took some events calls this when it is done.
     pub fn pass_on(&self) {
-        if self.queue.is_occupied() && !self.ready.lock().is_empty() {
+        if self.queue.is_occupied() && !self.ready.lock().list.is_empty() {
             self.queue.wake_up_to(Events::READABLE, 1);
         }
     }
@@ -356,7 +414,7 @@ impl Epoll {
 
     /// Whether something is ready for `caller`, or for those who made the objects.
     fn readiness(&self, caller: Option<&dyn Caller>) -> Events {
-        let bound = self.ready.lock().len();
+        let bound = self.ready.lock().list.len();
         for _ in 0..bound {
             let Some(item) = self.dequeue() else { break };
             let Some(file) = item.file.upgrade() else { continue };
@@ -364,7 +422,7 @@ impl Epoll {
             if events & !PRIVATE != 0 && Item::look(&file, caller, events) != 0 {
                 let mut ready = self.ready.lock();
                 if !item.queued.swap(true, Ordering::Relaxed) {
-                    ready.push_front(item.clone());
+                    ready.list.push_front(item.clone());
                 }
                 return Events::READABLE;
             }
@@ -412,7 +470,7 @@ impl FileOps for Epoll {
 
     fn release(&self, _file: &File) {
         let items = core::mem::take(&mut *self.items.lock());
-        WATCHES.fetch_sub(items.len(), Ordering::Relaxed);
+        self.all.watches.fetch_sub(items.len(), Ordering::Relaxed);
         for item in items.values() {
             item.retire();
         }

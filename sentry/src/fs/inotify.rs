@@ -11,7 +11,8 @@ use linux_raw_sys::ioctl::FIONREAD;
 use super::anon::{AnonInode, DEV_ANON, put_user};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
-use crate::mm::IoDest;
+use crate::mm::{Charge, IoDest};
+use crate::platform::KernelMemory;
 use crate::task::Task;
 use crate::vfs::file::Caller;
 use crate::vfs::notify::{self, Watch};
@@ -25,12 +26,16 @@ pub const MAX_INSTANCES: usize = 128;
 /// fs.inotify.max_user_watches, here of the whole sandbox.
 pub const MAX_WATCHES: usize = 65_536;
 
-/// Bytes of queued events of all instances: what bounds the sentry's memory. An instance overflows sooner then.
-const MAX_QUEUED_BYTES: usize = 32 << 20;
+/// Bytes of a watch with its places, and of a queued event beside its name.
+const WATCH_COST: usize = 512;
+const EVENT_COST: usize = 64;
 
-static QUEUED: AtomicUsize = AtomicUsize::new(0);
-static INSTANCES: AtomicUsize = AtomicUsize::new(0);
-static WATCHES: AtomicUsize = AtomicUsize::new(0);
+/// What all instances of a sandbox share.
+#[derive(Default)]
+pub struct Instances {
+    instances: AtomicUsize,
+    watches: AtomicUsize,
+}
 
 /// Takes one of `max`.
 fn take(counter: &AtomicUsize, max: usize) -> bool {
@@ -68,12 +73,17 @@ impl Queued {
 
 struct State {
     queue: VecDeque<Queued>,
+    /// For the queue.
+    charge: Charge,
     watches: HashMap<i32, Arc<InotifyWatch>>,
+    /// Watch descriptors by the identity of the inode, which the watch's dentry keeps.
+    by_inode: HashMap<usize, i32>,
     next: i32,
 }
 
 /// An instance.
 pub struct Inotify {
+    all: Arc<Instances>,
     state: Mutex<State>,
     waiters: Arc<WaitQueue>,
     inode: AnonInode,
@@ -85,12 +95,18 @@ struct InotifyWatch {
     wd: i32,
     mask: AtomicU32,
     dentry: Arc<Dentry>,
+    all: Arc<Instances>,
+    _charge: Charge,
 }
 
 impl Drop for InotifyWatch {
     fn drop(&mut self) {
-        WATCHES.fetch_sub(1, Ordering::Relaxed);
+        self.all.watches.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+fn inode_key(dentry: &Dentry) -> usize {
+    Arc::as_ptr(dentry.inode()).addr()
 }
 
 impl Watch for InotifyWatch {
@@ -121,11 +137,20 @@ impl Watch for InotifyWatch {
 impl Inotify {
     /// A description of a new instance. EMFILE.
     pub fn open(task: &Task, nonblocking: bool) -> Result<Arc<File>> {
-        if !take(&INSTANCES, MAX_INSTANCES) {
+        let all = task.kernel().inotifies.clone();
+        if !take(&all.instances, MAX_INSTANCES) {
             return Err(Errno::EMFILE);
         }
+        let state = State {
+            queue: VecDeque::new(),
+            charge: Charge::empty(&task.kernel().platform, KernelMemory::Slab),
+            watches: HashMap::new(),
+            by_inode: HashMap::new(),
+            next: 1,
+        };
         let ops = Arc::new_cyclic(|own| Inotify {
-            state: Mutex::new(Rank::Leaf, State { queue: VecDeque::new(), watches: HashMap::new(), next: 1 }),
+            all,
+            state: Mutex::new(Rank::Leaf, state),
             waiters: WaitQueue::new(),
             inode: AnonInode::new(task, DEV_ANON, 0o600),
             own: own.clone(),
@@ -138,7 +163,7 @@ impl Inotify {
     pub fn add(&self, dentry: &Arc<Dentry>, mask: u32) -> Result<i32> {
         let wanted = mask & (raw::IN_ALL_EVENTS | OPTIONS);
         let mut state = self.state.lock_nested();
-        let old = state.watches.values().find(|w| Arc::ptr_eq(w.dentry.inode(), dentry.inode())).cloned();
+        let old = state.by_inode.get(&inode_key(dentry)).and_then(|wd| state.watches.get(wd)).cloned();
         if let Some(old) = old {
             if mask & raw::IN_MASK_CREATE != 0 {
                 return Err(Errno::EEXIST);
@@ -150,13 +175,23 @@ impl Inotify {
             }
             return Ok(old.wd);
         }
-        if !take(&WATCHES, MAX_WATCHES) {
+        let wd = state.next;
+        let next = wd.checked_add(1).ok_or(Errno::ENOSPC)?;
+        let charge = state.charge.another(WATCH_COST)?;
+        if !take(&self.all.watches, MAX_WATCHES) {
             return Err(Errno::ENOSPC);
         }
-        let wd = state.next;
         let owner = self.own.clone();
-        let watch = Arc::new(InotifyWatch { owner, wd, mask: AtomicU32::new(wanted), dentry: dentry.clone() });
-        state.next = wd.checked_add(1).ok_or(Errno::ENOSPC)?;
+        let watch = Arc::new(InotifyWatch {
+            owner,
+            wd,
+            mask: AtomicU32::new(wanted),
+            dentry: dentry.clone(),
+            all: self.all.clone(),
+            _charge: charge,
+        });
+        state.next = next;
+        state.by_inode.insert(inode_key(dentry), wd);
         state.watches.insert(wd, watch.clone());
         drop(state);
         notify::add(dentry, watch);
@@ -165,7 +200,12 @@ impl Inotify {
 
     /// inotify_rm_watch(2). EINVAL.
     pub fn remove(&self, wd: i32) -> Result<()> {
-        let watch = self.state.lock_nested().watches.remove(&wd).ok_or(Errno::EINVAL)?;
+        let watch = {
+            let mut state = self.state.lock_nested();
+            let watch = state.watches.remove(&wd).ok_or(Errno::EINVAL)?;
+            state.by_inode.remove(&inode_key(&watch.dentry));
+            watch
+        };
         detach(&watch);
         self.push(Queued { wd, mask: raw::IN_IGNORED, cookie: 0, name: Vec::new() });
         Ok(())
@@ -177,25 +217,18 @@ impl Inotify {
             if state.queue.back() == Some(&event) {
                 return;
             }
-            let crowded = QUEUED.load(Ordering::Relaxed) > MAX_QUEUED_BYTES;
-            if state.queue.len() >= MAX_QUEUED_EVENTS || (crowded && !state.queue.is_empty()) {
+            // Without memory the queue is as good as full; what tells of that takes none.
+            if state.queue.len() >= MAX_QUEUED_EVENTS || state.charge.add(EVENT_COST + event.len()).is_err() {
                 if state.queue.back().is_some_and(|e| e.mask == raw::IN_Q_OVERFLOW) {
                     return;
                 }
                 state.queue.push_back(Queued { wd: -1, mask: raw::IN_Q_OVERFLOW, cookie: 0, name: Vec::new() });
             } else {
-                QUEUED.fetch_add(event.len(), Ordering::Relaxed);
                 state.queue.push_back(event);
             }
         }
         self.waiters.wake(Events::READABLE);
     }
-}
-
-/// The events left the queue; the mark of an overflow was never counted.
-fn uncount<'a>(events: impl Iterator<Item = &'a Queued>) {
-    let bytes = events.filter(|e| e.mask != raw::IN_Q_OVERFLOW).map(Queued::len).sum();
-    QUEUED.fetch_sub(bytes, Ordering::Relaxed);
 }
 
 fn detach(watch: &Arc<InotifyWatch>) {
@@ -206,19 +239,17 @@ fn detach(watch: &Arc<InotifyWatch>) {
 impl Drop for Inotify {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        uncount(state.queue.iter());
         let watches = std::mem::take(&mut state.watches);
         for watch in watches.values() {
             detach(watch);
         }
-        INSTANCES.fetch_sub(1, Ordering::Relaxed);
+        self.all.instances.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl FileOps for Inotify {
     fn read(&self, _file: &File, dst: &mut IoDest<'_>, _pos: u64) -> Result<usize> {
         let mut out = Vec::new();
-        let mut taken = VecDeque::new();
         {
             let mut state = self.state.lock_nested();
             let Some(first) = state.queue.front() else { return Err(Errno::EAGAIN) };
@@ -230,10 +261,14 @@ impl FileOps for Inotify {
                     break;
                 }
                 event.encode(&mut out);
-                taken.extend(state.queue.pop_front());
+                let bytes = EVENT_COST + event.len();
+                // The mark of an overflow was never charged.
+                if event.mask != raw::IN_Q_OVERFLOW {
+                    state.charge.sub(bytes);
+                }
+                state.queue.pop_front();
             }
         }
-        uncount(taken.iter());
         dst.put(&out)
     }
 

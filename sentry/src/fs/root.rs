@@ -74,6 +74,7 @@ pub fn assemble_root(kernel: &Arc<Kernel>, config: RootConfig) -> Result<Arc<Mou
         let refused = at(&bind.at);
         builder.bind(bind).map_err(refused)?;
     }
+    builder.ns.charge_to(platform).map_err(at(b"/"))?;
     Ok(builder.ns)
 }
 

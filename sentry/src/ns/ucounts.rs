@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::lock::{Mutex, Rank};
+use crate::mm;
+use crate::platform::{KernelMemory, Platform};
 use crate::{Errno, Result};
 
 /// Kinds that are counted.
@@ -22,17 +24,23 @@ pub enum Counted {
 /// Half of the default kernel.threads-max, as in Linux.
 const DEFAULT: i32 = 65_536;
 
+/// Bytes of a namespace.
+const NAMESPACE_COST: usize = 4096;
+
 /// Limits and counts.
 pub struct Ucounts {
     limits: [AtomicI32; 6],
+    /// Where each is charged.
+    account: mm::Charge,
     counts: Mutex<HashMap<(Counted, u32), i32>>,
 }
 
 impl Ucounts {
     /// Nothing counted.
-    pub fn new() -> Arc<Ucounts> {
+    pub fn new(platform: &Arc<dyn Platform>) -> Arc<Ucounts> {
         Arc::new(Ucounts {
             limits: [const { AtomicI32::new(DEFAULT) }; 6],
+            account: mm::Charge::empty(platform, KernelMemory::Slab),
             counts: Mutex::new(Rank::Leaf, HashMap::new()),
         })
     }
@@ -47,8 +55,9 @@ impl Ucounts {
         self.limits[kind as usize].store(limit, Ordering::Relaxed);
     }
 
-    /// Counts one for an effective user id. ENOSPC at the limit.
+    /// Counts one for an effective user id. ENOSPC at the limit, ENOMEM at the sandbox's memory limit.
     pub fn charge(self: &Arc<Self>, kind: Counted, uid: u32) -> Result<Charge> {
+        let memory = self.account.another(NAMESPACE_COST)?;
         let mut counts = self.counts.lock();
         let count = counts.get(&(kind, uid)).copied().unwrap_or(0);
         if count >= self.limit(kind) {
@@ -56,7 +65,7 @@ impl Ucounts {
         }
         counts.insert((kind, uid), count + 1);
         drop(counts);
-        Ok(Charge { ucounts: self.clone(), kind, uid })
+        Ok(Charge { ucounts: self.clone(), kind, uid, _memory: memory })
     }
 }
 
@@ -65,6 +74,7 @@ pub struct Charge {
     ucounts: Arc<Ucounts>,
     kind: Counted,
     uid: u32,
+    _memory: mm::Charge,
 }
 
 impl Drop for Charge {

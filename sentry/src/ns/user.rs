@@ -1,6 +1,12 @@
 //! Credentials (credentials(7)) and capabilities (capabilities(7)). Immutable once shared: a change makes a new value.
 #![allow(missing_docs)] // capability names are those of capabilities(7)
+use std::sync::Arc;
+
 use bitflags::bitflags;
+
+use crate::Result;
+use crate::mm::Charge;
+use crate::platform::{KernelMemory, Platform};
 
 bitflags! {
     /// A capability set; bit n is capability n of <linux/capability.h>.
@@ -52,6 +58,39 @@ bitflags! {
 }
 
 /// Who a task acts as.
+/// Supplementary groups, ascending; shared by copies of the credentials.
+#[derive(Clone)]
+pub struct Groups(Arc<(Vec<u32>, Option<Charge>)>);
+
+impl From<Vec<u32>> for Groups {
+    fn from(mut list: Vec<u32>) -> Groups {
+        list.sort_unstable();
+        Groups(Arc::new((list, None)))
+    }
+}
+
+impl Groups {
+    /// A program's list. ENOMEM.
+    pub fn charged(platform: &Arc<dyn Platform>, mut list: Vec<u32>) -> Result<Groups> {
+        list.sort_unstable();
+        let charge = Charge::new(platform, KernelMemory::Slab, list.len().saturating_mul(size_of::<u32>()))?;
+        Ok(Groups(Arc::new((list, Some(charge)))))
+    }
+}
+
+impl core::ops::Deref for Groups {
+    type Target = [u32];
+    fn deref(&self) -> &[u32] {
+        &self.0.0
+    }
+}
+
+impl core::fmt::Debug for Groups {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct Credentials {
@@ -63,7 +102,7 @@ pub struct Credentials {
     pub egid: u32,
     pub sgid: u32,
     pub fsgid: u32,
-    pub groups: Vec<u32>,
+    pub groups: Groups,
     pub permitted: Caps,
     pub effective: Caps,
     pub inheritable: Caps,
@@ -87,7 +126,7 @@ impl Credentials {
             egid: gid,
             sgid: gid,
             fsgid: gid,
-            groups,
+            groups: Groups::from(groups),
             permitted: caps,
             effective: caps,
             inheritable: Caps::empty(),
@@ -133,6 +172,6 @@ impl Credentials {
 
     /// Whether the file-system group or a supplementary group is `gid`.
     pub fn in_group(&self, gid: u32) -> bool {
-        self.fsgid == gid || self.groups.contains(&gid)
+        self.fsgid == gid || self.groups.binary_search(&gid).is_ok()
     }
 }

@@ -219,7 +219,7 @@ pub trait Memory: Send + Sync {
     fn compare_exchange_u32(&self, pa: PhysAddr, old: u32, new: u32) -> Result<u32, Errno>;
 
     /// Counts `bytes` of the sentry's own memory against the sandbox's limit; `mm::Charge` is how it is used. ENOMEM beyond
-    /// the limit.
+    /// the limit. Takes no lock: the caller may hold any.
     fn charge(&self, what: KernelMemory, bytes: u64) -> Result<(), Errno>;
 
     /// Gives back what `charge` took.

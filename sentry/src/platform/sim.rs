@@ -19,9 +19,6 @@ struct Frames {
     bytes: Vec<Option<Box<[u8]>>>,
     references: Vec<u32>,
     free: Vec<usize>,
-    used: u64,
-    peak: u64,
-    charged: [u64; KernelMemory::COUNT],
 }
 
 impl Frames {
@@ -33,8 +30,6 @@ impl Frames {
         });
         self.bytes[i] = Some(vec![0; PAGE].into_boxed_slice());
         self.references[i] = 1;
-        self.used += PAGE_SIZE;
-        self.peak = self.peak.max(self.used);
         i
     }
 
@@ -44,8 +39,6 @@ impl Frames {
             self.bytes.push(Some(vec![0; PAGE].into_boxed_slice()));
             self.references.push(1);
         }
-        self.used += count as u64 * PAGE_SIZE;
-        self.peak = self.peak.max(self.used);
         first
     }
 
@@ -76,6 +69,9 @@ fn address(index: usize) -> PhysAddr {
 /// Frames in a vector.
 pub struct SimMemory {
     frames: Mutex<Frames>,
+    used: AtomicU64,
+    peak: AtomicU64,
+    charged: [AtomicU64; KernelMemory::COUNT],
     limit: AtomicU64,
 }
 
@@ -85,9 +81,23 @@ impl SimMemory {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
+    fn grow(&self, bytes: u64) {
+        let now = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn take(&self, bytes: u64) -> Result<(), Errno> {
+        if bytes > self.limit().saturating_sub(self.used()) {
+            return Err(Errno::ENOMEM);
+        }
+        self.grow(bytes);
+        Ok(())
+    }
+
     /// Memory that stands for a file window: it shows `content`, zero-filled to whole pages.
     pub fn window(self: &Arc<Self>, content: &[u8]) -> Arc<SimWindow> {
         let pages = content.len().div_ceil(PAGE).max(1);
+        self.grow(pages as u64 * PAGE_SIZE);
         let base = address(self.frames.lock().append(pages));
         let _ = self.write(base, content);
         Arc::new(SimWindow { memory: self.clone(), base, pages })
@@ -116,18 +126,13 @@ impl Drop for SimWindow {
 
 impl Memory for SimMemory {
     fn alloc(&self) -> Result<PhysAddr, Errno> {
-        let mut f = self.frames.lock();
-        if f.used + PAGE_SIZE > self.limit() {
-            return Err(Errno::ENOMEM);
-        }
-        Ok(address(f.fresh()))
+        self.take(PAGE_SIZE)?;
+        Ok(address(self.frames.lock().fresh()))
     }
 
     fn alloc_many(&self, count: usize, out: &mut Vec<(PhysAddr, usize)>) -> Result<(), Errno> {
+        self.take(count as u64 * PAGE_SIZE)?;
         let mut f = self.frames.lock();
-        if f.used + count as u64 * PAGE_SIZE > self.limit() {
-            return Err(Errno::ENOMEM);
-        }
         // Two runs where possible, so that callers meet more than one.
         for n in [count / 2, count - count / 2] {
             if n > 0 {
@@ -153,7 +158,7 @@ impl Memory for SimMemory {
             if f.references[i] == 0 {
                 f.bytes[i] = None;
                 f.free.push(i);
-                f.used -= PAGE_SIZE;
+                self.used.fetch_sub(PAGE_SIZE, Ordering::Relaxed);
             }
         }
     }
@@ -200,33 +205,27 @@ impl Memory for SimMemory {
     }
 
     fn charge(&self, what: KernelMemory, bytes: u64) -> Result<(), Errno> {
-        let mut f = self.frames.lock();
-        if bytes > self.limit().saturating_sub(f.used) {
-            return Err(Errno::ENOMEM);
-        }
-        f.used += bytes;
-        f.peak = f.peak.max(f.used);
-        f.charged[what as usize] += bytes;
+        self.take(bytes)?;
+        self.charged[what as usize].fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
     fn uncharge(&self, what: KernelMemory, bytes: u64) {
-        let mut f = self.frames.lock();
-        assert!(bytes <= f.charged[what as usize], "more uncharged than charged of {what:?}");
-        f.charged[what as usize] -= bytes;
-        f.used -= bytes;
+        let before = self.charged[what as usize].fetch_sub(bytes, Ordering::Relaxed);
+        assert!(bytes <= before, "more uncharged than charged of {what:?}");
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     fn charged(&self, what: KernelMemory) -> u64 {
-        self.frames.lock().charged[what as usize]
+        self.charged[what as usize].load(Ordering::Relaxed)
     }
 
     fn used(&self) -> u64 {
-        self.frames.lock().used
+        self.used.load(Ordering::Relaxed)
     }
 
     fn peak(&self) -> u64 {
-        self.frames.lock().peak
+        self.peak.load(Ordering::Relaxed)
     }
 
     fn limit(&self) -> u64 {
@@ -353,6 +352,9 @@ impl SimPlatform {
         Arc::new(SimPlatform {
             memory: Arc::new(SimMemory {
                 frames: Mutex::new(Rank::Frames, Frames::default()),
+                used: AtomicU64::new(0),
+                peak: AtomicU64::new(0),
+                charged: Default::default(),
                 limit: AtomicU64::new(1 << 30),
             }),
             cpus: (0..cpus).map(|_| Cpu::default()).collect(),

@@ -8,6 +8,8 @@ use guest_abi::types::SigInfo;
 
 use super::set::{SigSet, Signal};
 use crate::lock::{Mutex, Rank};
+use crate::mm;
+use crate::platform::{KernelMemory, Platform};
 
 /// si_code values (sigaction(2)).
 #[allow(missing_docs)]
@@ -118,38 +120,46 @@ pub mod info {
 
 /// Queued signals per real user, for RLIMIT_SIGPENDING. One per sandbox.
 pub struct PendingCounts {
+    /// Where each is charged.
+    account: mm::Charge,
     users: Mutex<HashMap<u32, Arc<AtomicU64>>>,
 }
 
-impl Default for PendingCounts {
-    fn default() -> Self {
-        PendingCounts { users: Mutex::new(Rank::Leaf, HashMap::new()) }
-    }
-}
+/// Bytes of a queued signal, or of a POSIX timer with its signal.
+const ENTRY_COST: usize = 512;
 
 /// One queued signal's share of its user's limit; given back on drop.
-#[derive(Debug)]
-pub struct Charge(Arc<AtomicU64>);
+pub struct Charge {
+    user: Arc<AtomicU64>,
+    _memory: mm::Charge,
+}
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.user.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl PendingCounts {
+    /// Nothing queued.
+    pub fn new(platform: &Arc<dyn Platform>) -> PendingCounts {
+        let account = mm::Charge::empty(platform, KernelMemory::Slab);
+        PendingCounts { account, users: Mutex::new(Rank::Leaf, HashMap::new()) }
+    }
+
     fn counter(&self, uid: u32) -> Arc<AtomicU64> {
         self.users.lock().entry(uid).or_default().clone()
     }
 
-    /// Charges one signal to `uid` unless `limit` is reached.
+    /// Charges one signal to `uid` unless `limit`, or the sandbox's memory limit, is reached.
     pub fn charge(&self, uid: u32, limit: u64) -> Option<Charge> {
+        let memory = self.account.another(ENTRY_COST).ok()?;
         let counter = self.counter(uid);
         if counter.fetch_add(1, Ordering::Relaxed) >= limit {
             counter.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Charge(counter))
+        Some(Charge { user: counter, _memory: memory })
     }
 
     /// Charged now (SigQ of /proc/PID/status).

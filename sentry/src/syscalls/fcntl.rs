@@ -41,7 +41,7 @@ const F_OWNER_PGRP: i32 = 2;
 fn fcntl_fast(task: &Arc<Task>, fd: Fd, op: u32, arg: u64) -> Result<Option<u64>> {
     if matches!(op, F_SETLKW | raw::F_OFD_SETLKW) {
         return match set_lock(task, fd, op, UserPtr::new(UserAddr(arg))) {
-            Ok((locks, want)) => match try_lock(&locks, &want) {
+            Ok((locks, want)) => match try_lock(task, &locks, &want) {
                 Err((Errno::EAGAIN, _)) => Ok(None),
                 Err((e, _)) => Err(e),
                 Ok(()) => Ok(Some(0)),
@@ -58,7 +58,7 @@ async fn fcntl_slow(task: &Arc<Task>, fd: Fd, op: u32, arg: u64) -> Result<u64> 
     }
     let (locks, want) = set_lock(task, fd, op, UserPtr::new(UserAddr(arg)))?;
     loop {
-        let other = match try_lock(&locks, &want) {
+        let other = match try_lock(task, &locks, &want) {
             Ok(()) => return Ok(0),
             Err((Errno::EAGAIN, Some(other))) => other,
             Err((e, _)) => return Err(e),
@@ -69,7 +69,7 @@ async fn fcntl_slow(task: &Arc<Task>, fd: Fd, op: u32, arg: u64) -> Result<u64> 
             _ => None,
         };
         let end = task
-            .wait(vec![(locks.queue().clone(), Events::all())], None, || match try_lock(&locks, &want) {
+            .wait(vec![(locks.queue().clone(), Events::all())], None, || match try_lock(task, &locks, &want) {
                 Ok(()) => Some(Ok(true)),
                 Err((Errno::EAGAIN, Some(now))) if now.owner == other.owner => None,
                 Err((Errno::EAGAIN, _)) => Some(Ok(false)),
@@ -122,7 +122,7 @@ fn fcntl(task: &Arc<Task>, fd: Fd, op: u32, arg: u64) -> Result<u64> {
         raw::F_GETLK | raw::F_OFD_GETLK => get_lock(task, &file, op, UserPtr::new(UserAddr(arg))),
         F_SETLK | raw::F_OFD_SETLK => {
             let (locks, want) = set_lock(task, fd, op, UserPtr::new(UserAddr(arg)))?;
-            try_lock(&locks, &want).map_err(|(e, _)| e)?;
+            try_lock(task, &locks, &want).map_err(|(e, _)| e)?;
             Ok(0)
         }
         F_CANCELLK => Err(Errno::EINVAL),
@@ -230,9 +230,9 @@ enum Want {
     Unset(LockOwner, u64, u64),
 }
 
-fn try_lock(locks: &FileLocks, want: &Want) -> Result<(), (Errno, Option<RecordLock>)> {
+fn try_lock(task: &Task, locks: &FileLocks, want: &Want) -> Result<(), (Errno, Option<RecordLock>)> {
     match want {
-        Want::Set(lock) => locks.set(*lock),
+        Want::Set(lock) => locks.set(&task.kernel().platform, *lock),
         Want::Unset(owner, start, end) => locks.unset(*owner, *start, *end).map_err(|e| (e, None)),
     }
 }

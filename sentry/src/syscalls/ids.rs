@@ -4,7 +4,7 @@ use std::sync::Arc;
 use guest_abi::{UserAddr, UserPtr};
 
 use super::table::Row;
-use crate::ns::user::{Caps, Credentials};
+use crate::ns::user::{Caps, Credentials, Groups};
 use crate::row;
 use crate::task::Task;
 use crate::{Errno, Result};
@@ -161,8 +161,8 @@ fn setgroups(task: &Arc<Task>, size: i32, list: UserAddr) -> Result<u64> {
         return Err(Errno::EPERM);
     }
     let size = usize::try_from(size).ok().filter(|&n| n <= NGROUPS_MAX).ok_or(Errno::EINVAL)?;
-    let mut groups = task.space()?.read_array(UserPtr::<u32>::new(list), size)?;
-    groups.sort_unstable();
+    let groups = task.space()?.read_array(UserPtr::<u32>::new(list), size)?;
+    let groups = Groups::charged(&task.kernel().platform, groups)?;
     task.change_credentials(|c| {
         c.groups = groups;
         Ok(())

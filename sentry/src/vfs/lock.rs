@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 use super::File;
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
+use crate::mm::Charge;
+use crate::platform::{KernelMemory, Platform};
 use crate::{Errno, Result};
 
 /// The last byte a lock can cover.
@@ -51,8 +53,24 @@ pub struct RecordLock {
 #[derive(Default)]
 struct Held {
     records: Vec<RecordLock>,
+    charge: Option<Charge>,
     /// flock: (file, exclusive).
     whole: Vec<(usize, bool)>,
+}
+
+/// Bytes of a lock in a growing list.
+const LOCK_COST: usize = 128;
+
+impl Held {
+    /// Charges what setting a lock may add: two pieces. ENOMEM.
+    fn reserve(&mut self, platform: &Arc<dyn Platform>) -> Result<()> {
+        let charge = self.charge.get_or_insert_with(|| Charge::empty(platform, KernelMemory::Slab));
+        let (need, have) = (self.records.len().saturating_add(2), charge.bytes() / LOCK_COST);
+        if need > have || have > need.saturating_mul(4) {
+            charge.resize(need.saturating_mul(2).saturating_mul(LOCK_COST))?;
+        }
+        Ok(())
+    }
 }
 
 /// The locks of one inode, attached to it.
@@ -94,7 +112,7 @@ impl FileLocks {
     }
 
     /// Sets a lock: Err gives the lock in the way, or ENOLCK.
-    pub fn set(&self, want: RecordLock) -> Result<(), (Errno, Option<RecordLock>)> {
+    pub fn set(&self, platform: &Arc<dyn Platform>, want: RecordLock) -> Result<(), (Errno, Option<RecordLock>)> {
         {
             let mut held = self.held.lock_nested();
             if let Some(other) = held.records.iter().find(|l| conflicts(l, &want)) {
@@ -103,6 +121,7 @@ impl FileLocks {
             if held.records.len() >= LOCKS_MAX {
                 return Err((Errno::ENOLCK, None));
             }
+            held.reserve(platform).map_err(|_| (Errno::ENOLCK, None))?;
             carve(&mut held.records, want.owner, want.start, want.end);
             insert(&mut held.records, want);
         }
@@ -294,6 +313,7 @@ impl Drop for Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::platform::sim::SimPlatform;
 
     fn lock(owner: u64, exclusive: bool, start: u64, end: u64) -> RecordLock {
         RecordLock { owner: LockOwner::Table(owner), exclusive, start, end, pid: 1 }
@@ -301,13 +321,14 @@ mod tests {
 
     #[test]
     fn ranges_split_and_join() {
+        let sim: Arc<dyn Platform> = SimPlatform::new(1);
         let locks = FileLocks::default();
-        locks.set(lock(1, true, 0, 99)).unwrap();
+        locks.set(&sim, lock(1, true, 0, 99)).unwrap();
         locks.unset(LockOwner::Table(1), 40, 59).unwrap();
-        assert!(locks.set(lock(2, true, 40, 59)).is_ok());
-        assert!(locks.set(lock(2, false, 59, 60)).is_err());
+        assert!(locks.set(&sim, lock(2, true, 40, 59)).is_ok());
+        assert!(locks.set(&sim, lock(2, false, 59, 60)).is_err());
         locks.unset(LockOwner::Table(2), 0, LOCK_END).unwrap();
-        locks.set(lock(1, true, 40, 59)).unwrap();
+        locks.set(&sim, lock(1, true, 40, 59)).unwrap();
         assert_eq!(locks.conflict(&lock(3, false, 50, 50)).map(|l| (l.start, l.end)), Some((0, 99)));
     }
 

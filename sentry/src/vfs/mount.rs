@@ -9,7 +9,9 @@ use linux_raw_sys::general as raw;
 use super::dentry::DentryCache;
 use super::{Dentry, FileSystem, PathRef};
 use crate::lock::{Mutex, Rank};
+use crate::mm;
 use crate::ns::ucounts::Charge;
+use crate::platform::{KernelMemory, Platform};
 use crate::{Errno, Result};
 
 bitflags! {
@@ -234,8 +236,32 @@ pub struct MountNamespace {
     number: u64,
     _charge: Option<Charge>,
     root: Mutex<Option<Arc<Mount>>>,
-    /// Serializes changes of the tree; the value counts the mounts.
-    changes: Mutex<usize>,
+    /// Serializes changes of the tree.
+    changes: Mutex<Changes>,
+}
+
+/// Bytes of a mount with its superblock.
+const MOUNT_COST: usize = 4096;
+
+/// How many mounts there are.
+struct Changes {
+    count: usize,
+    /// What they are charged to, once that is known.
+    charge: Option<mm::Charge>,
+}
+
+impl Changes {
+    /// ENOSPC at the limit, ENOMEM at the sandbox's memory limit.
+    fn set_count(&mut self, count: usize) -> Result<()> {
+        if count > self.count && count > MOUNT_MAX {
+            return Err(Errno::ENOSPC);
+        }
+        if let Some(charge) = &mut self.charge {
+            charge.resize(count.saturating_mul(MOUNT_COST))?;
+        }
+        self.count = count;
+        Ok(())
+    }
 }
 
 impl MountNamespace {
@@ -252,10 +278,18 @@ impl MountNamespace {
             number: crate::ns::next_number(),
             _charge: charge,
             root: Mutex::new(Rank::Leaf, Some(mount.clone())),
-            changes: Mutex::new(Rank::Mount, 1),
+            changes: Mutex::new(Rank::Mount, Changes { count: 1, charge: None }),
         });
         mount.attached.lock().namespace = Arc::downgrade(&ns);
         ns
+    }
+
+    /// Charges its mounts, and those of its copies, to the sandbox's memory. ENOMEM.
+    pub fn charge_to(&self, platform: &Arc<dyn Platform>) -> Result<()> {
+        let mut changes = self.changes.lock();
+        changes.charge = Some(mm::Charge::empty(platform, KernelMemory::Slab));
+        let count = changes.count;
+        changes.set_count(count)
     }
 
     /// Its number.
@@ -343,7 +377,7 @@ impl MountNamespace {
     }
 
     fn attach(self: &Arc<Self>, mount: &Arc<Mount>, at: &PathRef) -> Result<()> {
-        let mut count = self.changes.lock();
+        let mut changes = self.changes.lock();
         let at = follow_mounts(at.clone());
         if at.dentry.is_dir() != mount.root.is_dir() {
             return Err(Errno::ENOTDIR);
@@ -355,10 +389,8 @@ impl MountNamespace {
             return Err(Errno::ENOENT);
         }
         let tree = mount.subtree();
-        if *count + tree.len() > MOUNT_MAX {
-            return Err(Errno::ENOSPC);
-        }
-        *count += tree.len();
+        let count = changes.count.saturating_add(tree.len());
+        changes.set_count(count)?;
         for m in &tree {
             m.attached.lock_nested().namespace = Arc::downgrade(self);
         }
@@ -368,7 +400,7 @@ impl MountNamespace {
 
     /// Takes the mount whose root `at` is out of the tree. EINVAL if it is none, EBUSY if it is used and not `lazy`.
     pub fn unmount(self: &Arc<Self>, at: PathRef, lazy: bool) -> Result<()> {
-        let mut count = self.changes.lock();
+        let mut changes = self.changes.lock();
         let PathRef { mount, dentry } = at;
         if !Arc::ptr_eq(mount.root(), &dentry) || !mount.namespace().is_some_and(|ns| Arc::ptr_eq(&ns, self)) {
             return Err(Errno::EINVAL);
@@ -382,7 +414,8 @@ impl MountNamespace {
             }
         }
         let tree = mount.subtree();
-        *count = count.saturating_sub(tree.len());
+        let left = changes.count.saturating_sub(tree.len());
+        changes.set_count(left)?;
         unhang(&mount, &on);
         for m in tree.iter().rev() {
             m.attached.lock_nested().namespace = Weak::new();
@@ -392,7 +425,7 @@ impl MountNamespace {
                 unhang(m, &on);
             }
         }
-        drop(count);
+        drop(changes);
         Ok(())
     }
 
@@ -432,12 +465,15 @@ impl MountNamespace {
 
     /// A copy of the namespace (CLONE_NEWNS) and, for each of `places`, the same place in the copy.
     pub fn copy(self: &Arc<Self>, places: &mut [&mut PathRef], charge: Charge) -> Result<Arc<MountNamespace>> {
-        let _count = self.changes.lock();
+        let changes = self.changes.lock();
+        // Before the copy, which may be large.
+        let cost = changes.count.saturating_mul(MOUNT_COST);
+        let memory = changes.charge.as_ref().map(|c| c.another(cost)).transpose()?;
         let root = self.root.lock_nested().clone().ok_or(Errno::ENOENT)?;
         let mut pairs = Vec::new();
         let copy = copy_tree(&root, root.root(), true, &mut pairs);
         let ns = Self::with_root(copy, Some(charge));
-        *ns.changes.lock_nested() = pairs.len();
+        *ns.changes.lock_nested() = Changes { count: pairs.len(), charge: memory };
         for (_, new) in &pairs {
             new.attached.lock_nested().namespace = Arc::downgrade(&ns);
         }

@@ -328,10 +328,6 @@ impl Memory for GuestMemory {
     }
 
     fn charge(&self, what: KernelMemory, bytes: u64) -> Result<(), Errno> {
-        if self.budget.charge(what, bytes).is_ok() {
-            return Ok(());
-        }
-        self.tables.drop_shadows(&self.registry, &self.region, &self.budget);
         self.budget.charge(what, bytes)
     }
 

@@ -46,7 +46,7 @@ impl OverlayFs {
         let lower = HostFs::new(tree)?;
         let st = lower.root_inode().host_stat()?;
         let inodes = platform.memory().limit() / BYTES_PER_INODE;
-        let quota = Quota { pages: Bound::new(u64::MAX / PAGE_SIZE), inodes: Bound::new(inodes) };
+        let quota = Quota { pages: Bound::new(u64::MAX / PAGE_SIZE), inodes: Bound::inodes(&platform, inodes) };
         let upper = TmpShared::new(platform, st.dev, quota, FIRST_INO);
         let root = Node::root(&upper, lower.root_inode().clone(), &st);
         Ok(Arc::new(OverlayFs { upper, root }))

@@ -8,7 +8,8 @@ use super::fd;
 use super::node::{FIRST_PROCESS, Node, What, kind_of};
 use super::{Cx, Reader};
 use crate::lock::{Mutex, Rank};
-use crate::mm::{AddressSpace, IoDest, IoSource};
+use crate::mm::{AddressSpace, Charge, IoDest, IoSource};
+use crate::platform::KernelMemory;
 use crate::task::Task;
 use crate::vfs::file::Caller;
 use crate::vfs::{DirSink, File, FileOps, InodeKind};
@@ -17,8 +18,11 @@ use crate::{Errno, Result};
 /// A text made when reading begins, and again when it begins anew at 0.
 pub(super) struct TextFile {
     node: Arc<Node>,
-    made: Mutex<Option<Arc<[u8]>>>,
+    made: Mutex<Option<Made>>,
 }
+
+/// A text, charged to the sandbox while it is kept.
+type Made = (Arc<[u8]>, Charge);
 
 impl TextFile {
     pub(super) fn new(node: Arc<Node>) -> TextFile {
@@ -36,12 +40,13 @@ impl TextFile {
     }
 
     fn read_text(&self, caller: Option<&Task>, dst: &mut IoDest<'_>, pos: u64) -> Result<usize> {
-        let known = if pos == 0 { None } else { self.made.lock().clone() };
+        let known = if pos == 0 { None } else { self.made.lock().as_ref().map(|(text, _)| text.clone()) };
         let text = if let Some(text) = known {
             text
         } else {
             let text: Arc<[u8]> = self.make(caller)?.into();
-            let old = self.made.lock().replace(text.clone());
+            let charge = Charge::new(&self.node.cx.kernel().platform, KernelMemory::Slab, text.len())?;
+            let old = self.made.lock().replace((text.clone(), charge));
             drop(old);
             text
         };

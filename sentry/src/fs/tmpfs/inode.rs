@@ -12,6 +12,8 @@ use super::dir::Entries;
 use super::file::{TmpDir, TmpFile};
 use super::{TmpShared, rename};
 use crate::lock::{Mutex, Rank};
+use crate::mm::Charge;
+use crate::platform::KernelMemory;
 use crate::platform::host::AttrChange;
 use crate::vfs::file::Caller;
 use crate::vfs::inode::Create;
@@ -46,6 +48,8 @@ pub struct TmpInode {
     /// Removed while still open: takes no new names.
     dead: AtomicBool,
     attachments: Attachments,
+    /// For a link's target.
+    _target: Option<Charge>,
 }
 
 /// Link targets may have this many bytes (symlink(2)).
@@ -91,6 +95,10 @@ impl TmpInode {
         xattrs: Xattrs,
         body: Body,
     ) -> Result<Arc<TmpInode>> {
+        let target = match &body {
+            Body::Symlink(target) => Some(Charge::new(&shared.platform, KernelMemory::Slab, target.len())?),
+            _ => None,
+        };
         shared.quota.inodes.take(1 + xattrs.charge())?;
         Ok(Arc::new(TmpInode {
             shared: shared.clone(),
@@ -102,6 +110,7 @@ impl TmpInode {
             parent_ino: AtomicU64::new(ino),
             dead: AtomicBool::new(false),
             attachments: Attachments::default(),
+            _target: target,
         }))
     }
 

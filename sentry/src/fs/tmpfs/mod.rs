@@ -68,7 +68,8 @@ impl TmpShared {
     /// The store of files that no mount shows: bounded by the sandbox's memory alone.
     pub fn kernel_internal(platform: Arc<dyn Platform>) -> Arc<TmpShared> {
         let memory = platform.memory().limit();
-        let quota = Quota { pages: Bound::new(u64::MAX / PAGE_SIZE), inodes: Bound::new(memory / PAGE_SIZE) };
+        let quota =
+            Quota { pages: Bound::new(u64::MAX / PAGE_SIZE), inodes: Bound::inodes(&platform, memory / PAGE_SIZE) };
         TmpShared::new(platform, super::dev::makedev(0, 1), quota, 1)
     }
 
@@ -96,7 +97,7 @@ impl TmpFs {
         let half = platform.memory().limit() / 2;
         let pages = options.size.unwrap_or(half).div_ceil(PAGE_SIZE);
         let inodes = options.inodes.unwrap_or(half / PAGE_SIZE);
-        let quota = Quota { pages: Bound::new(pages), inodes: Bound::new(inodes) };
+        let quota = Quota { pages: Bound::new(pages), inodes: Bound::inodes(&platform, inodes) };
         let shared = TmpShared::new(platform, super::new_device(), quota, 1);
         let root = TmpInode::new(&shared, Create::Directory, options.mode, options.uid, options.gid)?;
         root.set_parent_ino(root.ino());
