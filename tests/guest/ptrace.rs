@@ -13,6 +13,7 @@ pub const CASES: &[Case] = &[
     ("ptrace_step_into_handler", step_into_handler),
     ("ptrace_breakpoint_in_text", breakpoint_in_text),
     ("ptrace_registers", registers),
+    ("ptrace_watchpoint", watchpoint),
     ("ptrace_fork_events", fork_events),
     ("ptrace_thread_events", thread_events),
     ("ptrace_exec", exec),
@@ -355,6 +356,48 @@ fn registers() {
     assert_eq!(ptrace(libc::PTRACE_SETREGS, pid, 0, (&raw const r) as u64), Err(libc::EIO));
     assert_eq!(ptrace(libc::PTRACE_PEEKUSER, pid, 3, (&raw mut words) as u64), Err(libc::EIO));
     assert_eq!(ptrace(libc::PTRACE_PEEKUSER, pid, 4096, (&raw mut words) as u64), Err(libc::EIO));
+    assert_eq!(finish(pid), 0);
+}
+
+fn watchpoint() {
+    static mut WATCHED: u64 = 0;
+    let at = (&raw mut WATCHED) as u64;
+    let pid = traced(|| {
+        for n in 1..=2 {
+            unsafe { (&raw mut WATCHED).write_volatile(n) };
+        }
+        target(1) + target(-3)
+    });
+    let debug = |n: u64| std::mem::offset_of!(libc::user, u_debugreg) as u64 + 8 * n;
+    let poke = |n, value| ptrace(libc::PTRACE_POKEUSER, pid, debug(n), value);
+    let read = |n| {
+        let mut word = 0u64;
+        assert_eq!(ptrace(libc::PTRACE_PEEKUSER, pid, debug(n), (&raw mut word) as u64), Ok(0));
+        word
+    };
+    // Eight bytes, written.
+    assert_eq!(poke(0, at), Ok(0));
+    assert_eq!(poke(7, 1 | 0b1001 << 16), Ok(0));
+    assert_eq!((read(0), read(7)), (at, 1 | 0b1001 << 16));
+    for n in 1..=2 {
+        go(CONT, pid, 0);
+        assert_eq!(stop(pid), libc::SIGTRAP);
+        assert_eq!((peek(pid, at), read(6) & 0xf), (Ok(n), 1));
+        assert_eq!(info(pid).map(|i| i.si_code), Ok(4));
+    }
+    // A breakpoint on execution, met before the instruction, once each time.
+    assert_eq!(poke(7, 0), Ok(0));
+    assert_eq!(poke(1, target as *const () as u64), Ok(0));
+    assert_eq!(poke(7, 1 << 2), Ok(0));
+    for argument in [1i32, -3] {
+        go(CONT, pid, 0);
+        assert_eq!(stop(pid), libc::SIGTRAP);
+        let r = regs(pid);
+        assert_eq!((r.rip, r.rdi as i32, read(6) & 0xf), (target as *const () as u64, argument, 2));
+    }
+    assert_eq!(poke(4, 1), Err(libc::EIO));
+    assert_eq!(poke(0, 1 << 63), Err(libc::EINVAL));
+    assert_eq!(poke(7, 1 | 0b1101 << 16 | 1 << 2 | 0b0100 << 20), Err(libc::EINVAL));
     assert_eq!(finish(pid), 0);
 }
 

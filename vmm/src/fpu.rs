@@ -170,7 +170,7 @@ impl KvmFpu {
                 std::thread::yield_now();
                 continue;
             };
-            let Some((vcpu, resident)) = slot.fpu_parts() else {
+            let Some((vcpu, resident)) = slot.parts() else {
                 *place = Place::Memory(None);
                 continue;
             };

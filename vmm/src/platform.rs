@@ -3,7 +3,9 @@ use std::sync::{Arc, OnceLock};
 
 use guest_abi::Errno;
 use rustix::thread::{MembarrierCommand, membarrier};
-use sentry::platform::{CpuModel, Exit, Fpu, GuestSpace, Memory, Platform, RequestedCalls, TscClock, UserContext};
+use sentry::platform::{
+    CpuModel, Exit, Fpu, GuestSpace, Memory, Platform, RequestedCalls, Touch, TscClock, UserContext,
+};
 
 use crate::clock::Clock;
 use crate::entry::TrapMode;
@@ -13,6 +15,7 @@ use crate::memory::GuestMemory;
 use crate::page_table::KvmSpace;
 use crate::self_test::{self, SelfTest};
 use crate::vcpu_pool::Pool;
+use crate::vcpu_pool::guest::touches;
 
 pub use crate::vcpu_pool::requests::Mode as Service;
 
@@ -126,6 +129,14 @@ impl Platform for KvmPlatform {
             (Some(space), Some(fpu)) => self.pool.enter(space, ctx, fpu),
             _ => Exit::Broken("an address space or vector state of another platform"),
         }
+    }
+
+    fn set_debug(&self, cpu: usize, addresses: [u64; 4], control: u64) -> Option<u64> {
+        self.pool.set_debug(cpu, addresses, control)
+    }
+
+    fn touches(&self, space: &dyn GuestSpace, ctx: &UserContext) -> Vec<Touch> {
+        space.as_any().downcast_ref::<KvmSpace>().map_or_else(Vec::new, |s| touches(&self.pool.machine, s, ctx))
     }
 
     fn memory_barrier(&self) {

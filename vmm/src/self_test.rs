@@ -36,6 +36,8 @@ pub struct SelfTest {
     pub xcr0: u64,
     /// Bytes of a signal frame's extended state.
     pub xsave_len: usize,
+    /// Whether the guest's debug registers act; else breakpoints in them are watched step by step.
+    pub debug_registers: bool,
     /// Whether programs may set their FS and GS bases themselves.
     pub fsgsbase: bool,
     /// CPUID as it is inside the guest.
@@ -141,11 +143,19 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
     // The vCPU is the test's own: a vCPU that changes threads costs some kernels a grace period of milliseconds.
     let id = u32::try_from(cpus).unwrap_or(u32::MAX);
     let mut guest = Guest::new(&fd, &memory, &shared, &cpuid, id, 0, None)?;
-    let (vcpu, _) = guest.fpu_parts();
+    let (vcpu, _) = guest.parts();
     let format = Arc::new(Format::new(&cpuid, vcpu)?);
     let tsc_khz = if caps.tsc_khz { vcpu.fd().get_tsc_khz().ok().map(u64::from).filter(|&k| k > 0) } else { None };
-    let mut machine =
-        Machine { vm: fd, memory, shared, cpuid, mode: TrapMode::Ring0, out_advances: false, format: format.clone() };
+    let mut machine = Machine {
+        vm: fd,
+        memory,
+        shared,
+        cpuid,
+        mode: TrapMode::Ring0,
+        out_advances: false,
+        debug_registers: false,
+        format: format.clone(),
+    };
 
     let space = KvmSpace::new(machine.memory.clone(), 1);
     let code = machine.memory.alloc().map_err(no_memory)?;
@@ -179,6 +189,7 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
         xcr0: machine.cpuid.xcr0,
         xsave_len: format.image_len(),
         fsgsbase: machine.cpuid.fsgsbase,
+        debug_registers: machine.debug_registers,
         leaves,
         host_cpu: host_cpu(),
     };
@@ -222,6 +233,10 @@ fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, P
         (Exit::Exception { vector: 14, error: 4, cr2: ABSENT }, c) if c.rip == CODE + LOAD => {}
         (exit, _) => return failed("a page fault", &exit),
     }
+    // A breakpoint at the next probe's instruction.
+    t.guest.parts().0.set_debug([CODE + LOAD, 0, 0, 0], 1);
+    let debug_registers = matches!(t.enter(LOAD, ABSENT, 0).0, Exit::Exception { vector: 1, .. });
+    t.guest.parts().0.set_debug([0; 4], 0);
     let fsgsbase = match t.enter(RDFSBASE, 0, 0) {
         (Exit::Syscall, _) => true,
         (Exit::Exception { vector: 6, .. }, _) => false,
@@ -233,6 +248,7 @@ fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, P
         (exit, _) => return failed("CPUID", &exit),
     }
     machine.out_advances = out_advances;
+    machine.debug_registers = debug_registers;
     machine.cpuid.fsgsbase = fsgsbase;
     Ok(tsc_matches)
 }

@@ -98,6 +98,17 @@ bitflags! {
     }
 }
 
+/// Memory that an instruction touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// First byte.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// It writes there.
+    pub write: bool,
+}
+
 /// A 4 KiB leaf entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pte {
@@ -384,6 +395,19 @@ pub trait Platform: Send + Sync + 'static {
     /// or on a platform that cannot, every call leaves the guest. Once.
     fn serve_requests(&self, calls: Arc<dyn RequestedCalls>) {
         drop(calls);
+    }
+
+    /// Puts breakpoint addresses (DR0 to DR3) and DR7 into the vCPU of `cpu`, the calling worker's; gives what DR6 was. None
+    /// where the machine has no debug registers to give.
+    fn set_debug(&self, cpu: usize, addresses: [u64; 4], control: u64) -> Option<u64> {
+        let _ = (cpu, addresses, control);
+        None
+    }
+
+    /// What the instruction at `ctx.rip` would touch, as far as it can be read and decoded. For machines without debug registers.
+    fn touches(&self, space: &dyn GuestSpace, ctx: &UserContext) -> Vec<Touch> {
+        let _ = (space, ctx);
+        Vec::new()
     }
 
     /// Makes the worker `cpu` leave the guest soon, or skip its next entry, with [`Exit::Interrupted`]. Never lost: a kick

@@ -29,6 +29,7 @@ pub fn deliver_exception(task: &Arc<Task>, vector: u8, error: u32, cr2: u64) {
     let at = |signal, code, addr| (signal, info::fault(signal, code, addr));
     let (signal, siginfo) = match vector {
         0 => at(Signal::SIGFPE, code::FPE_INTDIV, rip),
+        1 if task.tracing.met_breakpoint() => at(Signal::SIGTRAP, code::TRAP_HWBKPT, rip),
         1 if rflags & TRAP_FLAG != 0 || task.tracing.has(flag::STEP) => at(Signal::SIGTRAP, code::TRAP_TRACE, rip),
         1 => at(Signal::SIGTRAP, code::TRAP_BRKPT, rip),
         3 => plain(Signal::SIGTRAP),

@@ -16,7 +16,7 @@ use crate::{Errno, Result};
 /// System calls of this area.
 pub const ROWS: &[Row] = &[
     row!(101, ptrace(request: i64, pid: i32, addr: u64, data: u64), fast ptrace, Partial,
-        "no hardware watchpoints, no seccomp requests, only 64-bit register sets"),
+        "no seccomp requests, only 64-bit register sets"),
     row!(310, process_vm_readv(pid: i32, lvec: UserAddr, liovcnt: u64, rvec: UserAddr, riovcnt: u64, flags: u64),
         fast process_vm_readv, Full),
     row!(311, process_vm_writev(pid: i32, lvec: UserAddr, liovcnt: u64, rvec: UserAddr, riovcnt: u64, flags: u64),
@@ -201,7 +201,16 @@ fn peek_user(target: &Task, addr: u64) -> Result<u64> {
     if !addr.is_multiple_of(8) || addr >= regs::USER_LEN {
         return Err(Errno::EIO);
     }
-    Ok(if addr < regs::COUNT as u64 * 8 { regs::read_at(target, addr) } else { 0 })
+    Ok(match debug_register(addr) {
+        Some(n) => target.tracing.debug_register(n),
+        None if addr < regs::COUNT as u64 * 8 => regs::read_at(target, addr),
+        None => 0,
+    })
+}
+
+/// The debug register at an offset in struct user.
+fn debug_register(addr: u64) -> Option<usize> {
+    usize::try_from(addr.checked_sub(regs::DEBUG_OFFSET)? / 8).ok().filter(|&n| n < 8)
 }
 
 fn poke_user(target: &Task, addr: u64, value: u64) -> Result<()> {
@@ -211,8 +220,7 @@ fn poke_user(target: &Task, addr: u64, value: u64) -> Result<()> {
     if addr < regs::COUNT as u64 * 8 {
         return regs::write_at(target, addr, value);
     }
-    // Debug registers: zero is what they hold.
-    if (regs::DEBUG_OFFSET..regs::DEBUG_OFFSET + 64).contains(&addr) && value == 0 { Ok(()) } else { Err(Errno::EIO) }
+    target.tracing.set_debug_register(debug_register(addr).ok_or(Errno::EIO)?, value)
 }
 
 /// A signal to inject, or 0. EIO if it is neither.

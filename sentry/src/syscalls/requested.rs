@@ -28,7 +28,8 @@ impl RequestedCalls for Requested {
         }
         let Some(kernel) = self.0.upgrade() else { return Served::Refused };
         let Some(task) = kernel.in_guest.get(cpu) else { return Served::Refused };
-        if kernel.trace.get().is_some() {
+        // A tracer sees every call.
+        if kernel.trace.get().is_some() || task.tracing.watches_calls() {
             return Served::Refused;
         }
         let Some(row) = table::row(number) else { return Served::Refused };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use guest_abi::UserAddr;
 
+use super::ptrace::debug::Watch;
 use super::ptrace::{self, flag};
 use super::{Task, exit};
 use crate::Result;
@@ -92,12 +93,16 @@ fn enter(task: &Arc<Task>) -> Exit {
     if step {
         context.rflags |= TRAP_FLAG;
     }
+    let watch = match Watch::begin(task, cpu, space.pages(), &mut context) {
+        Ok(watch) => watch,
+        Err(exit) => return exit,
+    };
     kernel.sched.before_enter();
     task.set_running_on(Some(cpu));
     // Whoever raises the flag after this look finds `running_on` set and kicks.
     if task.interruption.is_pending() {
         task.set_running_on(None);
-        return Exit::Interrupted;
+        return watch.end(task, cpu, &mut context, Exit::Interrupted);
     }
     let clock = &task.sched.clock;
     let now = kernel.platform.monotonic();
@@ -108,6 +113,7 @@ fn enter(task: &Arc<Task>) -> Exit {
     }
     kernel.in_guest.set(cpu, Some(task.clone()));
     let exit = kernel.platform.enter(space.pages(), &mut context, &*task.fpu);
+    let exit = watch.end(task, cpu, &mut context, exit);
     kernel.in_guest.set(cpu, None);
     clock.leave_guest(kernel.platform.monotonic());
     task.set_running_on(None);
@@ -148,7 +154,7 @@ async fn syscall(task: &Arc<Task>) {
         // The kernel's entry code looks at 32 bits only.
         (u64::from(c.rax as u32), args)
     };
-    if task.tracing.has(flag::SYSCALL | flag::EMULATE | flag::STEP) {
+    if task.tracing.watches_calls() {
         Box::pin(traced_syscall(task)).await;
         return;
     }

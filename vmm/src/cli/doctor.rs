@@ -57,6 +57,12 @@ pub fn doctor(options: &DoctorOptions) -> Result<u8, Failure> {
             if test.fsgsbase { "available" } else { "missing" },
             "programs set thread pointers by system call",
         ),
+        Finding::judged(
+            "debug registers",
+            test.debug_registers,
+            if test.debug_registers { "available" } else { "missing" },
+            "hardware watchpoints of debuggers in the sandbox are served by single steps",
+        ),
         Finding::good("vector state", format!("XCR0 {:#x}, {} bytes a thread", test.xcr0, test.xsave_len)),
         Finding::good("vCPUs at most", test.caps.max_vcpus),
         Finding::good("memory slots at most", test.caps.max_memslots),

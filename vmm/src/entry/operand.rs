@@ -1,7 +1,7 @@
 //! Which addresses an instruction touches: KVM tells of memory that the host cannot supply by its guest-physical address at
 //! best, while the program is owed the address it used. Decides nothing.
-use iced_x86::{Decoder, DecoderOptions, OpKind, Register};
-use sentry::platform::UserContext;
+use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, OpKind, Register};
+use sentry::platform::{Touch, UserContext};
 
 /// Addresses of memory operands and their sizes, then what a push, pop or call would touch, then the instruction itself.
 pub fn touched(code: &[u8], ctx: &UserContext) -> Vec<(u64, u64)> {
@@ -26,6 +26,25 @@ pub fn touched(code: &[u8], ctx: &UserContext) -> Vec<(u64, u64)> {
     out.push((ctx.rsp.wrapping_sub(8), 16));
     out.push((ctx.rip, instruction.len().max(1) as u64));
     out
+}
+
+/// What an instruction reads and writes, its stack included.
+pub fn accesses(code: &[u8], ctx: &UserContext) -> Vec<Touch> {
+    let instruction = Decoder::with_ip(64, code, ctx.rip, DecoderOptions::NONE).decode();
+    if instruction.is_invalid() {
+        return Vec::new();
+    }
+    let mut factory = InstructionInfoFactory::new();
+    let used = factory.info(&instruction).used_memory().iter().filter_map(|m| {
+        let write = match m.access() {
+            OpAccess::Read | OpAccess::CondRead => false,
+            OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite => true,
+            _ => return None,
+        };
+        let addr = m.virtual_address(0, |register, _, _| value(register, ctx))?;
+        Some(Touch { addr, len: m.memory_size().size().max(1) as u64, write })
+    });
+    used.collect()
 }
 
 fn value(register: Register, ctx: &UserContext) -> Option<u64> {
@@ -93,5 +112,10 @@ mod tests {
         let movs = touched(&[0xf3, 0xa4], &ctx); // rep movsb
         assert_eq!(movs[..2], [(0x3000, 1), (0x2000, 1)]);
         assert_eq!(first(&[0x50]), (0x6ff8, 16)); // push %rax
+        let touch = |addr, len, write| Touch { addr, len, write };
+        assert_eq!(accesses(&[0x50], &ctx), [touch(0x6ff8, 8, true)]);
+        assert_eq!(accesses(&[0x8b, 0x44, 0xd8, 0x04], &ctx), [touch(0x1044, 4, false)]);
+        assert_eq!(accesses(&[0x01, 0x18], &ctx), [touch(0x1000, 4, true)]); // add %ebx, (%rax)
+        assert_eq!(accesses(&[0x8d, 0x00], &ctx), []); // lea (%rax), %eax
     }
 }

@@ -6,7 +6,9 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use kvm_bindings::{kvm_device_attr, kvm_regs, kvm_run, kvm_sregs, kvm_vcpu_events__bindgen_ty_1, kvm_xcrs, kvm_xsave};
+use kvm_bindings::{
+    kvm_debugregs, kvm_device_attr, kvm_regs, kvm_run, kvm_sregs, kvm_vcpu_events__bindgen_ty_1, kvm_xcrs, kvm_xsave,
+};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd, VmFd};
 
 use super::PlatformError;
@@ -20,6 +22,10 @@ const KVM_SET_DEVICE_ATTR: libc::c_ulong = 0x4018_aee1;
 const TSC_CTRL: u32 = 0;
 /// KVM_VCPU_TSC_OFFSET of <asm/kvm.h>.
 const TSC_OFFSET: u64 = 0;
+
+/// DR6 and DR7 after a reset (Intel SDM volume 3, 17.2).
+const DR6_RESET: u64 = 0xffff_0ff0;
+const DR7_FIXED: u64 = 0x400;
 
 /// How KVM_RUN ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +185,14 @@ impl Vcpu {
             e.flags = 0;
             let _ = self.fd.set_vcpu_events(&e);
         }
+    }
+
+    /// Replaces DR0 to DR3 and DR7, with DR6 as after a reset; gives what DR6 was.
+    pub fn set_debug(&self, addresses: [u64; 4], control: u64) -> Option<u64> {
+        let old = self.fd.get_debug_regs().ok()?;
+        let new = kvm_debugregs { db: addresses, dr6: DR6_RESET, dr7: control | DR7_FIXED, ..old };
+        self.fd.set_debug_regs(&new).ok()?;
+        Some(old.dr6)
     }
 
     /// Reads the extended state, standard format, into a buffer of [`XSAVE_BYTES`].

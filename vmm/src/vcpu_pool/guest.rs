@@ -3,7 +3,7 @@
 use guest_abi::layout::PAGE_SIZE;
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::VmFd;
-use sentry::platform::{Exit, GuestSpace as _, Memory as _, PhysAddr, PteFlags, UserContext};
+use sentry::platform::{Exit, GuestSpace as _, Memory as _, PhysAddr, PteFlags, Touch, UserContext};
 
 use super::Machine;
 use super::requests::{Requests, Service};
@@ -201,7 +201,7 @@ impl Guest {
     }
 
     /// The vCPU and whose extended state it holds.
-    pub fn fpu_parts(&mut self) -> (&Vcpu, &mut Resident) {
+    pub fn parts(&mut self) -> (&Vcpu, &mut Resident) {
         (&self.vcpu, &mut self.resident)
     }
 
@@ -498,6 +498,13 @@ fn missing(machine: &Machine, space: &KvmSpace, ctx: &UserContext, at: Option<Ph
         let last = first.wrapping_add(len - 1);
         if lacks(first) { Some(first) } else { lacks(last).then(|| page(last)) }
     })
+}
+
+/// See [`sentry::platform::Platform::touches`].
+pub fn touches(machine: &Machine, space: &KvmSpace, ctx: &UserContext) -> Vec<Touch> {
+    let mut code = [0; decode::MAX_LEN];
+    let len = fetch(machine, space, ctx.rip, &mut code);
+    operand::accesses(&code[..len], ctx)
 }
 
 /// Copies the program's code at `va`; gives how many bytes could be had.

@@ -37,6 +37,8 @@ pub struct Machine {
     pub mode: TrapMode,
     /// Whether KVM reports `rip` after an `out`, not at it.
     pub out_advances: bool,
+    /// Whether the guest's debug registers act.
+    pub debug_registers: bool,
     /// What images of extended state look like.
     pub format: Arc<Format>,
 }
@@ -47,8 +49,8 @@ pub struct Slot(Option<Guest>);
 
 impl Slot {
     /// The vCPU and the record of whose extended state it holds.
-    pub fn fpu_parts(&mut self) -> Option<(&Vcpu, &mut Resident)> {
-        self.0.as_mut().map(Guest::fpu_parts)
+    pub fn parts(&mut self) -> Option<(&Vcpu, &mut Resident)> {
+        self.0.as_mut().map(Guest::parts)
     }
 }
 
@@ -162,6 +164,15 @@ impl Pool {
             self.call_a_looker();
         }
         exit
+    }
+
+    /// See [`sentry::platform::Platform::set_debug`].
+    pub fn set_debug(&self, cpu: usize, addresses: [u64; 4], control: u64) -> Option<u64> {
+        if !self.machine.debug_registers {
+            return None;
+        }
+        let mut slot = self.cpus.get(cpu)?.slot.lock();
+        slot.parts()?.0.set_debug(addresses, control)
     }
 
     /// See [`sentry::platform::Platform::kick`].

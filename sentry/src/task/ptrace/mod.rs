@@ -3,6 +3,7 @@
 //!
 //! Relations change under the kinship lock. The state's own lock makes single looks whole and is held for moments.
 pub mod attach;
+pub mod debug;
 pub mod regs;
 pub mod report;
 pub mod stop;
@@ -59,6 +60,8 @@ pub mod flag {
     pub const LISTENING: u32 = 128;
     /// A handler was started in a step: stop before its first instruction.
     pub const HANDLER: u32 = 256;
+    /// It has hardware breakpoints, with or without a tracer.
+    pub const WATCH: u32 = 512;
     /// How it goes on.
     pub(super) const RESUME: u32 = SYSCALL | EMULATE | STEP;
 }
@@ -92,6 +95,7 @@ struct State {
     relation: Option<Box<Relation>>,
     /// siginfo of the stop that has just ended, as its tracer left it.
     info: Option<Box<SigInfo>>,
+    debug: Option<Box<debug::DebugRegisters>>,
 }
 
 /// The tracing state that each task embeds.
@@ -137,6 +141,11 @@ impl Tracing {
     /// Whether it has a tracer.
     pub fn is_traced(&self) -> bool {
         self.has(flag::TRACED)
+    }
+
+    /// Whether calls and steps concern a tracer.
+    pub fn watches_calls(&self) -> bool {
+        self.has(flag::SYSCALL | flag::EMULATE | flag::STEP)
     }
 
     /// The tracer; None without one, or once that is gone.
@@ -189,7 +198,7 @@ impl Tracing {
         let (relation, waker) = {
             let mut state = self.state.lock();
             let waker = self.end_stop(&mut state, data);
-            self.clear(u32::MAX);
+            self.clear(!flag::WATCH);
             (state.relation.take(), waker)
         };
         if let Some(w) = waker.flatten() {
