@@ -22,6 +22,8 @@ pub const CASES: &[Case] = &[
     ("rlimits", rlimits),
     ("subreaper", subreaper),
     ("prctl_name", prctl_name),
+    ("wait_many_children", many_children),
+    ("exit_signal_after_exec", exit_signal_after_exec),
 ];
 
 fn exit_status() {
@@ -253,4 +255,60 @@ fn prctl_name() {
     assert_eq!(&got, b"a-name-longer-t\0");
     assert_eq!(std::fs::read_to_string("/proc/self/comm").unwrap(), "a-name-longer-t\n");
     assert_eq!(ok(unsafe { libc::prctl(123_456, 0, 0, 0, 0) }), Err(libc::EINVAL));
+}
+
+fn many_children() {
+    // Most sleep; those with news are found among them whatever is asked for.
+    let sleepers: Vec<i32> = (0..60).map(|_| fork(|| unsafe { libc::pause() })).collect();
+    let quick: Vec<i32> = (0..20).map(|i| fork(move || i)).collect();
+    let mut seen = Vec::new();
+    for _ in &quick {
+        let mut status = 0;
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, 0) };
+        assert_eq!(quick[libc::WEXITSTATUS(status) as usize], pid);
+        seen.push(pid);
+    }
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), quick.len());
+    let any = |options| ok(unsafe { libc::waitpid(-1, std::ptr::null_mut(), options) });
+    assert_eq!(any(libc::WNOHANG), Ok(0));
+    assert_eq!(any(libc::WNOHANG | libc::__WCLONE), Err(libc::ECHILD));
+    unsafe { libc::kill(sleepers[30], libc::SIGSTOP) };
+    let mut status = 0;
+    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, libc::WUNTRACED) }, sleepers[30]);
+    assert!(libc::WIFSTOPPED(status));
+    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, libc::WUNTRACED | libc::WNOHANG) }, 0);
+    unsafe { libc::kill(sleepers[30], libc::SIGCONT) };
+    // Not asked for, it stays.
+    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) }, 0);
+    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, libc::WCONTINUED) }, sleepers[30]);
+    assert!(libc::WIFCONTINUED(status));
+    sleepers.iter().for_each(|pid| assert_eq!(unsafe { libc::kill(*pid, libc::SIGKILL) }, 0));
+    for _ in &sleepers {
+        assert!(unsafe { libc::waitpid(-1, &raw mut status, 0) } > 0);
+        assert_eq!(libc::WTERMSIG(status), libc::SIGKILL);
+    }
+    assert_eq!(ok(unsafe { libc::waitpid(-1, &raw mut status, 0) }), Err(libc::ECHILD));
+}
+
+fn exit_signal_after_exec() {
+    // A child that was to end with SIGUSR1 must not send that to what its parent has become.
+    let status = wait(fork(|| {
+        let mut fds = [0; 2];
+        assert_eq!(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+        let child = call(libc::SYS_clone, [libc::SIGUSR1 as u64, 0, 0, 0, 0, 0]).unwrap();
+        if child == 0 {
+            // Its end is in sight when the parent executes.
+            let mut byte = 0_u8;
+            unsafe {
+                libc::close(fds[1]);
+                libc::read(fds[0], (&raw mut byte).cast(), 1);
+                libc::_exit(0);
+            }
+        }
+        let script = format!("until grep -q ') Z ' /proc/{child}/stat; do :; done; exit 9");
+        exec("/bin/sh", &["sh", "-c", &script])
+    }));
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 9, "{status:#x}");
 }

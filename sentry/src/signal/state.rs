@@ -332,6 +332,12 @@ impl GroupSignals {
         state.stop_signal.filter(|_| state.stopped || state.stop_count > 0)
     }
 
+    /// Whether wait4(2) could report a stop or a continuation.
+    pub fn has_report(&self) -> bool {
+        let state = self.state.lock();
+        (state.stopped && state.stop_unreported) || state.continued
+    }
+
     /// What wait4(2) may report now, `stopped` as WSTOPPED, `continued` as WCONTINUED; `consume` unless WNOWAIT.
     pub fn stop_report(&self, stopped: bool, continued: bool, consume: bool) -> Option<StopReport> {
         let mut state = self.state.lock();

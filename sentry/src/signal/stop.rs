@@ -156,6 +156,12 @@ pub(super) async fn take_part(task: &Arc<Task>) {
         task.signals.stopped.store(!task.tracing.is_traced(), Ordering::SeqCst);
         count_down(&mut state)
     };
+    if complete.is_some()
+        && let Some(parent) = group.parent()
+    {
+        // Whoever traces it hears first; the parent may wait for it nevertheless.
+        parent.note_child(group);
+    }
     if !task.signals.is_stopped() && task.tracing.is_traced() {
         ptrace::stop::group(task, complete).await;
         return;
@@ -211,6 +217,7 @@ fn clock_ticks(ns: u64) -> i64 {
 /// Tells the parent that its child stopped or continued (SIGCHLD unless SA_NOCLDSTOP) and wakes its wait(2).
 fn notify_parent(group: &Arc<ThreadGroup>, what: i32, signal: Signal) {
     let Some(parent) = group.parent() else { return };
+    parent.note_child(group);
     let action = parent.signals.actions().get(Signal::SIGCHLD);
     if action.handler != SIG_IGN && action.flags & sa::NOCLDSTOP == 0 {
         let _ =

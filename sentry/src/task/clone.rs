@@ -211,6 +211,8 @@ fn build(
             exit_signal,
             now,
         );
+        let execs = if f & PARENT != 0 { &old.parent_execs } else { &old.execs };
+        group.parent_execs.store(execs.load(Ordering::Relaxed), Ordering::Relaxed);
         group.dumpable.store(old.dumpable.load(Ordering::Relaxed), Ordering::Relaxed);
         group.oom_score_adj.store(old.oom_score_adj.load(Ordering::Relaxed), Ordering::Relaxed);
         group.personality.store(old.personality.load(Ordering::Relaxed), Ordering::Relaxed);

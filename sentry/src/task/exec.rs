@@ -121,6 +121,7 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     task.set_comm(&loaded.comm);
     group.set_image(loaded.image);
     group.has_execed.store(true, Ordering::Relaxed);
+    group.execs.fetch_add(1, Ordering::Relaxed);
     group.exit_signal.store(Signal::SIGCHLD.number(), Ordering::Relaxed);
     task.signals.reset_for_exec();
     group.signals.reset_for_exec();

@@ -283,7 +283,11 @@ fn leave_children(
         }
         return;
     }
-    let children = core::mem::take(&mut group.state.lock().children);
+    let (children, news) = {
+        let mut s = group.state.lock();
+        (core::mem::take(&mut s.children), core::mem::take(&mut s.news))
+    };
+    drop(news);
     if children.is_empty() {
         return;
     }
@@ -297,6 +301,7 @@ fn leave_children(
         }
         if let Some(to) = &to {
             to.state.lock().children.insert(number, child.clone());
+            to.settle_child(&child);
         }
         if let Some(t) = &to_task {
             t.own_children.fetch_add(1, Ordering::Relaxed);
@@ -362,6 +367,9 @@ fn become_zombie(group: &Arc<ThreadGroup>, kinship: &Kinship<'_>, dropped: &mut 
     }
     let image = super::thread_group::Image::default();
     group.set_image(image);
+    if let Some(parent) = group.parent() {
+        parent.note_child(group);
+    }
     group.pid().exited.wake(Events::IN);
     let quiet = reaped_by_namespace(group);
     if quiet || notify(group) {
@@ -381,7 +389,11 @@ fn notify(group: &Arc<ThreadGroup>) -> bool {
         return false;
     }
     let Some(parent) = group.parent() else { return false };
-    let signal = Signal::new(group.exit_signal.load(Ordering::Relaxed));
+    let mut signal = Signal::new(group.exit_signal.load(Ordering::Relaxed));
+    if signal.is_some() && group.parent_execs.load(Ordering::Relaxed) != parent.execs.load(Ordering::Relaxed) {
+        // The program that asked for another signal is no more.
+        signal = Some(Signal::SIGCHLD);
+    }
     let reap = stop::notify_exit(group, &parent, signal, status);
     parent.child_events.wake(Events::IN);
     reap
@@ -401,7 +413,9 @@ pub(super) fn release(group: &Arc<ThreadGroup>, kinship: &Kinship<'_>) -> Option
     };
     group.task_count.store(0, Ordering::Relaxed);
     if let Some(parent) = parent {
-        parent.state.lock().children.remove(&group.pid().global());
+        let mut s = parent.state.lock();
+        s.children.remove(&group.pid().global());
+        s.news.remove(&group.pid().global());
     }
     if let Some(t) = parent_task {
         let _ = t.own_children.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));

@@ -42,6 +42,8 @@ pub(super) struct State {
     /// The thread of the parent that made this group (or inherited it).
     pub parent_task: Weak<Task>,
     pub children: BTreeMap<i32, Arc<ThreadGroup>>,
+    /// Those of `children` that may have news for wait(2): it looks at no others.
+    pub news: BTreeMap<i32, Arc<ThreadGroup>>,
     pub process_group: Option<Arc<ProcessGroup>>,
     /// The status all tasks are to exit with: a fatal signal or exit_group(2) has been decided.
     pub exiting: Option<i32>,
@@ -82,6 +84,10 @@ pub struct ThreadGroup {
     pub task_events: Arc<WaitQueue>,
     /// The signal the parent gets at its end; 0 for none.
     pub exit_signal: AtomicI32,
+    /// Counts execve(2): a parent that has become another program gets no signal but SIGCHLD from older children.
+    pub(super) execs: AtomicU64,
+    /// `execs` of the parent when it made this one.
+    pub(super) parent_execs: AtomicU64,
     /// CLOCK_BOOTTIME of its start (survives exec).
     pub start_time: Nanos,
     /// PR_SET_CHILD_SUBREAPER.
@@ -129,6 +135,7 @@ impl ThreadGroup {
                     parent: Weak::new(),
                     parent_task: Weak::new(),
                     children: BTreeMap::new(),
+                    news: BTreeMap::new(),
                     process_group: None,
                     exiting: None,
                     exec_by: None,
@@ -146,6 +153,8 @@ impl ThreadGroup {
             child_events: WaitQueue::new(),
             task_events: WaitQueue::new(),
             exit_signal: AtomicI32::new(exit_signal),
+            execs: AtomicU64::new(0),
+            parent_execs: AtomicU64::new(0),
             start_time,
             is_subreaper: AtomicBool::new(false),
             has_subreaper: AtomicBool::new(false),
@@ -216,6 +225,37 @@ impl ThreadGroup {
     /// Children that have not been reaped.
     pub fn children(&self) -> Vec<Arc<ThreadGroup>> {
         self.state.lock().children.values().cloned().collect()
+    }
+
+    /// At most `max` children with a global tgid at or above `from`, or only those that may have news for wait(2).
+    pub(super) fn children_from(&self, from: i32, max: usize, with_news: bool) -> Vec<Arc<ThreadGroup>> {
+        let s = self.state.lock();
+        let map = if with_news { &s.news } else { &s.children };
+        map.range(from..).take(max).map(|(_, c)| c.clone()).collect()
+    }
+
+    /// `child` has died, stopped or continued, which shows in its state already. No matter to one that is not its parent.
+    pub fn note_child(&self, child: &Arc<ThreadGroup>) {
+        let n = child.pid.global();
+        let mut s = self.state.lock();
+        if s.children.contains_key(&n) {
+            s.news.insert(n, child.clone());
+        }
+    }
+
+    /// wait(2) has looked at `child`: it is forgotten unless there is news left. Removed before the look, so that what
+    /// happens meanwhile is noted again.
+    pub(super) fn settle_child(&self, child: &Arc<ThreadGroup>) {
+        let old = self.state.lock().news.remove(&child.pid.global());
+        if child.has_news() {
+            self.note_child(child);
+        }
+        drop(old);
+    }
+
+    /// Whether wait(2) could report something of it.
+    pub(super) fn has_news(&self) -> bool {
+        self.is_zombie() || self.signals.has_report()
     }
 
     /// Its process group; after it was reaped that of the sandbox's init or, at the very end, its last one.

@@ -96,46 +96,28 @@ pub fn try_wait(waiter: &Arc<Task>, target: &Target, o: Options) -> Result<Optio
     let result = {
         let kinship = kernel.kinship();
         let one = match target {
+            Target::Nobody => Some(None),
             Target::Pid(p) => Some(p.group().filter(|g| g.parent().is_some_and(|p| Arc::ptr_eq(&p, group)))),
             _ => None,
         };
-        let children = match one {
-            Some(child) => child.into_iter().collect(),
-            None => group.children(),
-        };
         let mut found = false;
         let mut news = None;
-        for child in &children {
+        let mut look = |child: &Arc<ThreadGroup>| {
             if !eligible(child, waiter, target, o) {
-                continue;
+                return false;
             }
             found = true;
-            let tracee = child.leader().filter(|l| l.tracing.is_traced());
-            if tracee.as_ref().is_some_and(|l| ptrace::traced_by(l, group)) {
-                // Looked at below.
-                continue;
-            }
-            let zombie = child.state.lock().zombie;
-            if let Some(status) = zombie {
-                // A traced zombie is its tracer's first.
-                if !o.exited || tracee.is_some() {
-                    continue;
+            news = child_news(child, waiter, o, &kinship, &mut reaped);
+            group.settle_child(child);
+            news.is_some()
+        };
+        match one {
+            Some(child) => drop(child.as_ref().is_some_and(&mut look)),
+            None => {
+                // Only those with news, then one to see whether there is anybody to wait for.
+                if !any_child(group, true, &mut look) && !found {
+                    found = any_child(group, false, |child| eligible(child, waiter, target, o));
                 }
-                let report = dead(child, waiter, status);
-                if !o.keep {
-                    group.children_usage.add(&report.usage);
-                    reaped.extend(exit::release(child, &kinship));
-                }
-                news = Some(report);
-                break;
-            }
-            if let Some(report) = child.signals.stop_report(o.stopped, o.continued, !o.keep) {
-                let (code, si_status, status) = match report {
-                    StopReport::Stopped(s) => (code::CLD_STOPPED, s.number(), s.number() << 8 | 0x7f),
-                    StopReport::Continued => (code::CLD_CONTINUED, Signal::SIGCONT.number(), 0xffff),
-                };
-                news = Some(Report { code, si_status, status, ..base(child, waiter) });
-                break;
             }
         }
         if news.is_none() && !group.tracees.is_empty() {
@@ -149,6 +131,55 @@ pub fn try_wait(waiter: &Arc<Task>, target: &Target, o: Options) -> Result<Optio
     };
     drop(reaped);
     result
+}
+
+/// Whether `f` holds for some child of `group`, or for one of those that may have news. Asks in order of global numbers until
+/// it does.
+fn any_child(group: &ThreadGroup, with_news: bool, mut f: impl FnMut(&Arc<ThreadGroup>) -> bool) -> bool {
+    const PAGE: usize = 16;
+    let mut from = 0;
+    loop {
+        let page = group.children_from(from, PAGE, with_news);
+        let Some(next) = page.last().and_then(|c| c.pid().global().checked_add(1)) else { return false };
+        if page.iter().any(&mut f) {
+            return true;
+        }
+        from = next;
+    }
+}
+
+/// What there is to report of a child that the waiter does not trace; takes it unless WNOWAIT.
+fn child_news(
+    child: &Arc<ThreadGroup>,
+    waiter: &Arc<Task>,
+    o: Options,
+    kinship: &Kinship<'_>,
+    reaped: &mut Vec<Arc<ThreadGroup>>,
+) -> Option<Report> {
+    let group = waiter.group();
+    let tracee = child.leader().filter(|l| l.tracing.is_traced());
+    if tracee.as_ref().is_some_and(|l| ptrace::traced_by(l, group)) {
+        // Looked at among the tracees.
+        return None;
+    }
+    let zombie = child.state.lock().zombie;
+    if let Some(status) = zombie {
+        // A traced zombie is its tracer's first.
+        if !o.exited || tracee.is_some() {
+            return None;
+        }
+        let report = dead(child, waiter, status);
+        if !o.keep {
+            group.children_usage.add(&report.usage);
+            reaped.extend(exit::release(child, kinship));
+        }
+        return Some(report);
+    }
+    let (code, si_status, status) = match child.signals.stop_report(o.stopped, o.continued, !o.keep)? {
+        StopReport::Stopped(s) => (code::CLD_STOPPED, s.number(), s.number() << 8 | 0x7f),
+        StopReport::Continued => (code::CLD_CONTINUED, Signal::SIGCONT.number(), 0xffff),
+    };
+    Some(Report { code, si_status, status, ..base(child, waiter) })
 }
 
 /// News of those whom the waiter's group traces.

@@ -544,6 +544,11 @@ impl Run {
         assert_eq!(leader.is_dead(), self.model.tasks[&model.leader].dead, "the leader of {id}");
         assert!(Arc::ptr_eq(&leader.pid(), real.pid()));
         let state = real.state.lock();
+        for child in &model.children {
+            let noted = state.news.contains_key(&self.groups[child].pid().global());
+            assert!(noted || self.model.groups[child].zombie.is_none(), "wait(2) of {id} misses {child}");
+        }
+        assert!(state.news.keys().all(|n| state.children.contains_key(n)));
         assert_eq!((state.live, state.exec_by.is_some()), (model.live, model.exec_by.is_some()));
     }
 
