@@ -18,6 +18,7 @@ mod process;
 mod ptrace;
 mod scale;
 mod scheduling;
+mod shm;
 mod signal_actions;
 mod signal_queues;
 mod signals;
@@ -44,6 +45,7 @@ const AREAS: &[&[Case]] = &[
     time::CASES,
     accounting::CASES,
     scheduling::CASES,
+    shm::CASES,
     signal_actions::CASES,
     signal_queues::CASES,
     hostile::CASES,

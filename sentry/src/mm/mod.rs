@@ -3,6 +3,7 @@
 pub mod advise;
 pub mod backing;
 pub mod charge;
+mod detach;
 pub mod fault;
 mod fork;
 mod gaps;

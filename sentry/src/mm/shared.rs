@@ -31,6 +31,13 @@ impl SharedAnonymous {
     }
 }
 
+impl SharedAnonymous {
+    /// Pages in memory.
+    pub fn resident_pages(&self) -> u64 {
+        self.frames.lock().len() as u64
+    }
+}
+
 impl Drop for SharedAnonymous {
     fn drop(&mut self) {
         let frames: Vec<_> = self.frames.get_mut().values().copied().collect();

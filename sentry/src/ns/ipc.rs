@@ -1,17 +1,21 @@
-//! The IPC namespace (ipc_namespaces(7)). System V IPC and message queues do not exist here, so it holds nothing: only its
-//! identity can be told.
+//! The IPC namespace (ipc_namespaces(7)). System V shared memory; semaphores and message queues do not exist here.
+use std::sync::Arc;
+
+use super::shm::Segments;
 use super::ucounts::Charge;
 
 /// An IPC namespace.
 pub struct IpcNamespace {
     number: u64,
+    /// System V shared memory.
+    pub shm: Arc<Segments>,
     _charge: Option<Charge>,
 }
 
 impl IpcNamespace {
     /// A namespace with a number of its own.
     pub fn new(charge: Option<Charge>) -> IpcNamespace {
-        IpcNamespace { number: super::next_number(), _charge: charge }
+        IpcNamespace { number: super::next_number(), shm: Segments::new(), _charge: charge }
     }
 
     /// Its number.

@@ -2,6 +2,7 @@
 pub mod cgroup;
 pub mod ipc;
 pub mod net;
+pub mod shm;
 pub mod ucounts;
 pub mod user;
 pub mod uts;

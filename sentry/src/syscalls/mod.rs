@@ -27,6 +27,7 @@ pub mod process;
 pub mod ptrace;
 pub mod requested;
 pub mod sched;
+pub mod shm;
 pub mod signal;
 pub mod socket;
 pub mod stat;

@@ -132,6 +132,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::system::ROWS,
     super::epoll::ROWS,
     super::memfd::ROWS,
+    super::shm::ROWS,
     super::pipe::ROWS,
     super::poll::ROWS,
     super::signal::ROWS,
