@@ -1,6 +1,6 @@
 //! Pending signals: standard ones once, real-time ones queued, each with its siginfo. Owns order and the RLIMIT_SIGPENDING
 //! charge; never decides who gets a signal.
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -189,13 +189,24 @@ pub struct Entry {
     pub charge: Option<Charge>,
 }
 
-/// A queue of pending signals, private to a task or shared by a group.
+/// A queue of pending signals, private to a task or shared by a group. No call but a discard looks at more than what it gives, however
+/// many signals are queued.
 #[derive(Default)]
 pub struct Pending {
     set: SigSet,
-    queue: VecDeque<Entry>,
+    /// By order of arrival.
+    entries: BTreeMap<u64, Entry>,
+    arrivals: u64,
+    /// The arrivals of each signal, oldest first; no list is empty.
+    by_signal: BTreeMap<Signal, VecDeque<u64>>,
+    /// The arrivals of timers' entries, by the timers' addresses.
+    by_timer: BTreeMap<usize, u64>,
     /// Members of `set` that were marked without an entry, because the limit was reached, that act on an init.
     forced: SigSet,
+}
+
+fn address(timer: &Arc<dyn TimerSignal>) -> usize {
+    Arc::as_ptr(timer).cast::<()>().addr()
 }
 
 impl Pending {
@@ -207,12 +218,17 @@ impl Pending {
     /// Adds an entry.
     pub fn push(&mut self, entry: Entry) {
         self.set.add(entry.signal);
-        self.queue.push_back(entry);
+        self.arrivals += 1;
+        self.by_signal.entry(entry.signal).or_default().push_back(self.arrivals);
+        if let Some(timer) = &entry.timer {
+            self.by_timer.insert(address(timer), self.arrivals);
+        }
+        self.entries.insert(self.arrivals, entry);
     }
 
     /// siginfo of at most `max` entries after the first `skip`, oldest first.
     pub fn peek(&self, skip: usize, max: usize) -> Vec<SigInfo> {
-        self.queue.iter().skip(skip).take(max).map(|e| e.info).collect()
+        self.entries.values().skip(skip).take(max).map(|e| e.info).collect()
     }
 
     /// Marks a signal without any information.
@@ -232,56 +248,103 @@ impl Pending {
 
     /// Takes the next synchronous signal that the task's own instruction caused.
     pub fn take_synchronous(&mut self, wanted: SigSet) -> Option<Entry> {
-        if !(self.set & wanted).intersects(SigSet::SYNCHRONOUS) {
-            return None;
+        let mut candidates = self.set & wanted & SigSet::SYNCHRONOUS;
+        let mut oldest: Option<u64> = None;
+        while let Some(signal) = candidates.first() {
+            candidates.remove(signal);
+            let own = |n: &&u64| self.entries.get(n).is_some_and(|e| e.info.code > code::SI_USER);
+            // A standard signal has one entry, and one more for each timer that sends it.
+            let found = self.by_signal.get(&signal).and_then(|list| list.iter().find(own).copied());
+            oldest = oldest.into_iter().chain(found).min();
         }
-        let i = self.queue.iter().position(|e| {
-            e.info.code > code::SI_USER && SigSet::SYNCHRONOUS.contains(e.signal) && wanted.contains(e.signal)
-        })?;
-        let entry = self.queue.remove(i)?;
-        if !self.queue.iter().any(|e| e.signal == entry.signal) {
-            self.set.remove(entry.signal);
+        self.remove(oldest?)
+    }
+
+    /// Takes an entry out, and the signal out of the set with its last one.
+    fn remove(&mut self, arrival: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&arrival)?;
+        if let Some(timer) = &entry.timer {
+            self.by_timer.remove(&address(timer));
+        }
+        if let Some(list) = self.by_signal.get_mut(&entry.signal) {
+            if list.front() == Some(&arrival) {
+                list.pop_front();
+            } else {
+                list.retain(|&n| n != arrival);
+            }
+            if list.is_empty() {
+                self.by_signal.remove(&entry.signal);
+                self.set.remove(entry.signal);
+            }
         }
         Some(entry)
     }
 
     fn take_one(&mut self, signal: Signal) -> Option<Entry> {
-        let found = self.queue.iter().position(|e| e.signal == signal);
-        let entry = found.and_then(|i| self.queue.remove(i));
-        if !self.queue.iter().any(|e| e.signal == signal) {
-            self.set.remove(signal);
+        let first = self.by_signal.get(&signal).and_then(|list| list.front().copied());
+        if let Some(entry) = first.and_then(|n| self.remove(n)) {
+            return Some(entry);
         }
+        self.set.remove(signal);
         let forced = self.forced.contains(signal);
-        if entry.is_none() {
-            self.forced.remove(signal);
-        }
-        Some(entry.unwrap_or_else(|| Entry {
-            signal,
-            info: info::from_process(signal, code::SI_USER, 0, 0),
-            forced,
-            timer: None,
-            charge: None,
-        }))
+        self.forced.remove(signal);
+        let info = info::from_process(signal, code::SI_USER, 0, 0);
+        Some(Entry { signal, info, forced, timer: None, charge: None })
     }
 
     /// Drops every pending member of `signals`.
     pub fn discard(&mut self, signals: SigSet) {
-        if self.set.intersects(signals) {
-            self.set = self.set.without(signals);
-            self.forced = self.forced.without(signals);
-            self.queue.retain(|e| !signals.contains(e.signal));
+        let mut gone = self.set & signals;
+        self.set = self.set.without(signals);
+        self.forced = self.forced.without(signals);
+        while let Some(signal) = gone.first() {
+            gone.remove(signal);
+            for arrival in self.by_signal.remove(&signal).unwrap_or_default() {
+                if let Some(Entry { timer: Some(timer), .. }) = self.entries.remove(&arrival) {
+                    self.by_timer.remove(&address(&timer));
+                }
+            }
         }
     }
 
     /// Drops the signal of a deleted POSIX timer.
     pub fn discard_timer(&mut self, timer: &Arc<dyn TimerSignal>) {
-        let Some(i) = self.queue.iter().position(|e| e.timer.as_ref().is_some_and(|t| Arc::ptr_eq(t, timer))) else {
-            return;
-        };
-        if let Some(entry) = self.queue.remove(i)
-            && !self.queue.iter().any(|e| e.signal == entry.signal)
-        {
-            self.set.remove(entry.signal);
+        if let Some(&arrival) = self.by_timer.get(&address(timer)) {
+            self.remove(arrival);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(signal: i32, code: i32) -> Entry {
+        let signal = Signal::new(signal).unwrap();
+        Entry { signal, info: info::bare(signal, code), forced: false, timer: None, charge: None }
+    }
+
+    #[test]
+    fn order_is_linux_s() {
+        let mut p = Pending::default();
+        for (signal, code) in [(40, 1), (34, 2), (11, 0), (10, 0), (40, 3), (7, 0x80)] {
+            p.push(entry(signal, code));
+        }
+        p.mark(Signal::SIGHUP, false);
+        let all = SigSet::FULL;
+        assert_eq!(p.peek(1, 2).iter().map(|i| i.signo).collect::<Vec<_>>(), [34, 11]);
+        assert_eq!(p.take_synchronous(all).map(|e| e.signal.number()), Some(7));
+        assert!(p.take_synchronous(all).is_none(), "what a user sent is no fault");
+        let mut order = Vec::new();
+        while let Some(e) = p.take(all) {
+            order.push((e.signal.number(), e.info.code));
+        }
+        assert_eq!(order, [(11, 0), (1, 0), (10, 0), (34, 2), (40, 1), (40, 3)]);
+        assert!(p.set().is_empty());
+        p.push(entry(10, 0));
+        p.push(entry(12, 0));
+        p.discard(SigSet::of(&[Signal::SIGUSR1]));
+        assert_eq!(p.take(all).map(|e| e.signal), Some(Signal::SIGUSR2));
+        assert!(p.take(all).is_none() && p.entries.is_empty());
     }
 }
