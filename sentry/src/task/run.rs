@@ -111,7 +111,8 @@ fn enter(task: &Arc<Task>) -> Exit {
     if let Some(vdso) = &kernel.vdso {
         vdso.refresh_if_due(&*kernel.platform, now);
     }
-    kernel.in_guest.set(cpu, Some(task.clone()));
+    // A tracer sees every call begin and end, on the task's own worker.
+    kernel.in_guest.set(cpu, (!task.tracing.is_traced()).then(|| task.clone()));
     let exit = kernel.platform.enter(space.pages(), &mut context, &*task.fpu);
     let exit = watch.end(task, cpu, &mut context, exit);
     kernel.in_guest.set(cpu, None);
