@@ -32,8 +32,14 @@ pub const ROWS: &[Row] = &[
     row("stat", "stat of a path of four components", true, stat),
     row("threads_1024", "1,024 threads parking and unparking", false, condvars),
     row("threads_16384", "16,384 threads created, then joined", false, threads_16384),
-    row("list_proc", "list /proc with 1,024 threads in one process", false, list_proc),
-    row("kill_all", "kill(-1, 0) with 1,024 threads", false, kill_all),
+    row("processes_4096", "4,096 processes created, then killed", false, processes_4096),
+    row("groups_64x256", "64 processes of 256 threads created, then killed", false, groups_64x256),
+    row("list_proc_1", "list /proc with one thread in one process", false, || list_proc(1)),
+    row("list_proc", "list /proc with 1,024 threads in one process", false, || list_proc(1024)),
+    row("list_proc_16384", "list /proc with 16,384 threads in one process", false, || list_proc(16_384)),
+    row("kill_all_1", "kill(-1, 0) with one thread", false, || kill_all(1)),
+    row("kill_all", "kill(-1, 0) with 1,024 threads", false, || kill_all(1024)),
+    row("kill_all_16384", "kill(-1, 0) with 16,384 threads", false, || kill_all(16_384)),
     row("compute", "integer and floating-point work, 1 s natively", false, compute),
 ];
 
@@ -282,9 +288,9 @@ fn threads_16384() -> f64 {
     created.as_nanos() as f64
 }
 
-fn with_1024_asleep(f: impl FnOnce() -> f64) -> f64 {
-    let (ready, done) = (Arc::new(Barrier::new(1025)), Arc::new(Barrier::new(1025)));
-    let threads: Vec<_> = (0..1024)
+fn with_asleep(n: usize, f: impl FnOnce() -> f64) -> f64 {
+    let (ready, done) = (Arc::new(Barrier::new(n + 1)), Arc::new(Barrier::new(n + 1)));
+    let threads: Vec<_> = (0..n)
         .map(|_| {
             let (ready, done) = (ready.clone(), done.clone());
             small_thread(move || {
@@ -300,8 +306,8 @@ fn with_1024_asleep(f: impl FnOnce() -> f64) -> f64 {
     result
 }
 
-fn list_proc() -> f64 {
-    with_1024_asleep(|| {
+fn list_proc(threads: usize) -> f64 {
+    with_asleep(threads, || {
         loop_for(BUDGET, || {
             let n = std::fs::read_dir("/proc").map_or(0, Iterator::count);
             assert!(n > 0);
@@ -309,12 +315,52 @@ fn list_proc() -> f64 {
     })
 }
 
-fn kill_all() -> f64 {
-    with_1024_asleep(|| {
+fn kill_all(threads: usize) -> f64 {
+    with_asleep(threads, || {
         loop_for(BUDGET, || unsafe {
             libc::kill(-1, 0);
         })
     })
+}
+
+/// Time to make `processes` of `threads` each and to kill and reap them.
+fn families(processes: usize, threads: usize) -> f64 {
+    let [ready, tell] = make_pipe();
+    let start = Instant::now();
+    let pids: Vec<i32> = (0..processes)
+        .map(|_| {
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                let all: Vec<_> = (1..threads).map(|_| small_thread(thread::park)).collect();
+                unsafe {
+                    libc::write(tell, b"x".as_ptr().cast(), 1);
+                    libc::pause();
+                }
+                drop(all);
+                unsafe { libc::_exit(0) }
+            }
+            pid
+        })
+        .collect();
+    let mut byte = [0_u8];
+    for _ in 0..processes {
+        unsafe { libc::read(ready, byte.as_mut_ptr().cast(), 1) };
+    }
+    for pid in &pids {
+        unsafe { libc::kill(*pid, libc::SIGKILL) };
+    }
+    for pid in &pids {
+        unsafe { libc::waitpid(*pid, std::ptr::null_mut(), 0) };
+    }
+    start.elapsed().as_nanos() as f64
+}
+
+fn processes_4096() -> f64 {
+    families(4096, 1)
+}
+
+fn groups_64x256() -> f64 {
+    families(64, 256)
 }
 
 fn compute() -> f64 {

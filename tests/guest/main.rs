@@ -5,6 +5,7 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::cast_ptr_alignment)] // each case calls Linux directly: that is what it tests
 
 mod accounting;
+mod crowds;
 mod files;
 mod hello;
 mod hostile;
@@ -50,6 +51,7 @@ const AREAS: &[&[Case]] = &[
     signal_queues::CASES,
     hostile::CASES,
     scale::CASES,
+    crowds::CASES,
 ];
 
 /// A path beneath `/tmp` that is this process's own: the harness runs cases of the same name side by side.

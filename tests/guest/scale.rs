@@ -15,7 +15,7 @@ pub const CASES: &[Case] = &[
 ];
 
 /// `full` or a tenth of it.
-fn scaled(full: u32) -> u32 {
+pub(super) fn scaled(full: u32) -> u32 {
     if std::env::var_os("GUEST_SCALE").is_some_and(|v| v == "full") { full } else { full / 10 }
 }
 

@@ -194,12 +194,16 @@ impl ThreadGroup {
 
     /// All tasks that have not been reaped, by tid.
     pub fn tasks(&self) -> Vec<Arc<Task>> {
-        self.state.lock().tasks.values().cloned().collect()
+        let tasks: Vec<_> = self.state.lock().tasks.values().cloned().collect();
+        visits::add(tasks.len());
+        tasks
     }
 
     /// At most `max` tasks with a global tid at or above `from`.
     pub fn tasks_from(&self, from: i32, max: usize) -> Vec<Arc<Task>> {
-        self.state.lock().tasks.range(from..).take(max).map(|(_, t)| t.clone()).collect()
+        let tasks: Vec<_> = self.state.lock().tasks.range(from..).take(max).map(|(_, t)| t.clone()).collect();
+        visits::add(tasks.len());
+        tasks
     }
 
     /// Number of tasks that have not been reaped.
@@ -297,6 +301,7 @@ impl ThreadGroup {
             s.exiting = Some(status);
             s.tasks.values().cloned().collect()
         };
+        visits::add(tasks.len());
         for t in tasks {
             t.notify_signal();
         }
@@ -332,6 +337,26 @@ impl ThreadGroup {
     /// CPU time and counters of all its tasks, dead and alive.
     pub fn usage(&self) -> UsageValue {
         self.cpu_clock.reading(self.kernel.timers.now())
+    }
+}
+
+/// Counts, in debug builds, the tasks that a walk over the threads of a group looks at: what enumerates processes must not.
+pub mod visits {
+    #[cfg(debug_assertions)]
+    thread_local! { static COUNT: core::cell::Cell<usize> = const { core::cell::Cell::new(0) }; }
+
+    #[cfg(debug_assertions)]
+    pub(super) fn add(tasks: usize) {
+        COUNT.set(COUNT.get() + tasks);
+    }
+
+    #[cfg(not(debug_assertions))]
+    pub(super) fn add(_tasks: usize) {}
+
+    /// Tasks looked at by this host thread since the last call.
+    #[cfg(all(test, debug_assertions))]
+    pub(in crate::task) fn take() -> usize {
+        COUNT.take()
     }
 }
 
