@@ -29,6 +29,7 @@ use crate::task::run::SystemCalls;
 use crate::time::timer::Timers;
 use crate::trace::Stats;
 use crate::vfs::MountNamespace;
+use crate::vfs::claim::Transfers;
 use crate::{Errno, Result};
 
 /// What a sandbox is made of, from the command line.
@@ -98,6 +99,8 @@ pub struct Kernel {
     pub epolls: Arc<Epolls>,
     /// What all inotify instances share.
     pub inotifies: Arc<Inotifies>,
+    /// Long reads and writes under way.
+    pub transfers: Arc<Transfers>,
     /// Slots of all pipes.
     pub pipe_slots: Arc<PipeSlots>,
     /// The initial mount namespace; set with the first process, and kept for as long as the sandbox.
@@ -142,6 +145,7 @@ impl Kernel {
             flights: Arc::default(),
             epolls: Arc::default(),
             inotifies: Arc::default(),
+            transfers: Arc::default(),
             pipe_slots: Arc::default(),
             started: platform.monotonic(),
             platform,

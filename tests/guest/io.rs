@@ -31,6 +31,10 @@ pub const CASES: &[Case] = &[
     ("splice_pipe", splice),
     ("unix_rights_chain", rights_chain),
     ("epoll_paths_bounded", epoll_paths),
+    ("long_transfers", long_transfers),
+    ("long_reads_share_position", long_reads),
+    ("long_appends_stay_whole", long_appends),
+    ("populate_is_whole", populate),
 ];
 
 fn pipe() -> (std::fs::File, std::fs::File) {
@@ -475,4 +479,128 @@ fn epoll_paths() {
     let mut byte = [0];
     r.read_exact(&mut byte).unwrap();
     assert_eq!(&byte, b"x");
+}
+
+const LONG: usize = 7 << 20;
+
+/// Bytes that tell their place.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len / 4).flat_map(|i| (i as u32).to_le_bytes()).collect()
+}
+
+/// Large reads and writes are whole, move the position, and end at the file's end.
+fn long_transfers() {
+    let path = std::ffi::CString::new(crate::own_path("long")).unwrap();
+    let fd =
+        ok(unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC, 0o600) }).unwrap() as i32;
+    let bytes = pattern(LONG);
+    let position = || ok(unsafe { libc::lseek(fd, 0, libc::SEEK_CUR) });
+    assert_eq!(ok(unsafe { libc::write(fd, bytes.as_ptr().cast(), LONG) } as i64), Ok(LONG as i64));
+    assert_eq!(position(), Ok(LONG as i64));
+    let mut back = vec![0_u8; LONG + 4096];
+    assert_eq!(ok(unsafe { libc::pread(fd, back.as_mut_ptr().cast(), back.len(), 0) } as i64), Ok(LONG as i64));
+    assert_eq!(position(), Ok(LONG as i64));
+    assert!(back[..LONG] == bytes);
+    back.fill(0);
+    unsafe { libc::lseek(fd, 4, libc::SEEK_SET) };
+    let (first, second) = back.split_at_mut(3 << 20);
+    let iov = [
+        libc::iovec { iov_base: first.as_mut_ptr().cast(), iov_len: first.len() - 1 },
+        libc::iovec { iov_base: second.as_mut_ptr().cast(), iov_len: second.len() },
+    ];
+    assert_eq!(ok(unsafe { libc::readv(fd, iov.as_ptr(), 2) } as i64), Ok(LONG as i64 - 4));
+    assert_eq!(position(), Ok(LONG as i64));
+    assert!(
+        first[..first.len() - 1] == bytes[4..first.len() + 3] && second[..1000] == bytes[first.len() + 3..][..1000]
+    );
+    // A limit cuts a write short; the next one is refused.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let limit = libc::rlimit { rlim_cur: 5 << 20, rlim_max: libc::RLIM_INFINITY };
+    unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+    assert_eq!(ok(unsafe { libc::pwrite(fd, bytes.as_ptr().cast(), LONG, 1) } as i64), Ok((5 << 20) - 1));
+    assert_eq!(ok(unsafe { libc::pwrite(fd, bytes.as_ptr().cast(), LONG, 5 << 20) } as i64), Err(libc::EFBIG));
+    // What lies behind the program's buffer ends a transfer.
+    let buffer = super::sys::map(4 << 20, libc::PROT_READ | libc::PROT_WRITE);
+    unsafe { libc::munmap(buffer.add(3 << 20).cast(), 1 << 20) };
+    assert_eq!(ok(unsafe { libc::pread(fd, buffer.cast(), 4 << 20, 0) } as i64), Ok(3 << 20));
+    unsafe { libc::unlink(path.as_ptr()) };
+}
+
+/// Threads that read through one description get different parts, each in one piece.
+fn long_reads() {
+    let path = crate::own_path("shared");
+    std::fs::write(&path, pattern(4 * LONG)).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    let starts: Vec<u32> = std::thread::scope(|s| {
+        let readers: Vec<_> = (0..4)
+            .map(|_| {
+                s.spawn(|| {
+                    let mut part = vec![0_u8; LONG];
+                    let n = std::io::Read::read(&mut &file, &mut part).unwrap();
+                    assert_eq!(n, LONG);
+                    let word = |i: usize| u32::from_le_bytes(part[4 * i..4 * i + 4].try_into().unwrap());
+                    let start = word(0);
+                    assert!((0..LONG / 4).all(|i| word(i) == start + i as u32));
+                    start
+                })
+            })
+            .collect();
+        readers.into_iter().map(|r| r.join().unwrap()).collect()
+    });
+    let mut sorted = starts;
+    sorted.sort_unstable();
+    assert_eq!(sorted, (0..4).map(|i| i * (LONG / 4) as u32).collect::<Vec<_>>());
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// Appends of two processes do not mix.
+fn long_appends() {
+    const EACH: usize = 3 << 20;
+    let path = crate::own_path("append");
+    let file = std::fs::File::options().append(true).create(true).open(&path).unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+    let writers: Vec<i32> = (1..=3_u8)
+        .map(|n| {
+            super::sys::fork(|| {
+                let bytes = vec![n; EACH];
+                for _ in 0..2 {
+                    assert_eq!(ok(unsafe { libc::write(fd, bytes.as_ptr().cast(), EACH) } as i64), Ok(EACH as i64));
+                }
+                0
+            })
+        })
+        .collect();
+    for pid in writers {
+        assert_eq!(super::sys::wait(pid), 0);
+    }
+    let all = std::fs::read(&path).unwrap();
+    assert_eq!(all.len(), 6 * EACH);
+    assert!(all.chunks(EACH).all(|c| c.iter().all(|b| *b == c[0])));
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// MAP_POPULATE, MADV_POPULATE_WRITE and mlock make every page present, however many there are.
+fn populate() {
+    const LEN: usize = 24 << 20;
+    let pages = LEN / 4096;
+    let present = |at: *mut libc::c_void| {
+        let mut vec = vec![0_u8; pages];
+        assert_eq!(unsafe { libc::mincore(at, LEN, vec.as_mut_ptr()) }, 0);
+        vec.iter().filter(|v| **v & 1 != 0).count()
+    };
+    let map = |flags: i32| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        at
+    };
+    let at = map(libc::MAP_POPULATE);
+    assert_eq!(present(at), pages);
+    unsafe { libc::munmap(at, LEN) };
+    let at = map(0);
+    assert_eq!(ok(unsafe { libc::madvise(at, LEN, libc::MADV_POPULATE_WRITE) }), Ok(0));
+    assert_eq!(present(at), pages);
+    unsafe { libc::munmap(at.cast::<u8>().add(LEN / 2).cast(), 4096) };
+    assert_eq!(ok(unsafe { libc::madvise(at, LEN, libc::MADV_POPULATE_WRITE) }), Err(libc::ENOMEM));
+    unsafe { libc::munmap(at, LEN) };
 }

@@ -116,15 +116,29 @@ fn range(addr: UserAddr, len: u64, outside: Errno) -> Result<(u64, u64)> {
     Ok((addr.0, end))
 }
 
+/// Why MADV_POPULATE_READ or MADV_POPULATE_WRITE fails.
+pub fn advice_error(signal: FaultSignal) -> Errno {
+    match signal {
+        FaultSignal::NotMapped | FaultSignal::OutOfMemory => Errno::ENOMEM,
+        FaultSignal::Access => Errno::EINVAL,
+        FaultSignal::Bus => Errno::EFAULT,
+    }
+}
+
+/// Why mlock(2) fails when the pages cannot be had.
+pub fn lock_error(signal: FaultSignal) -> Errno {
+    match signal {
+        FaultSignal::OutOfMemory => Errno::EAGAIN,
+        _ => Errno::ENOMEM,
+    }
+}
+
 impl AddressSpace {
-    /// madvise(2). Parts that are not mapped are passed over, then reported as ENOMEM.
+    /// madvise(2) but for MADV_POPULATE_*. Parts that are not mapped are passed over, then reported as ENOMEM.
     pub fn advise(self: &Arc<Self>, addr: UserAddr, len: u64, advice: Advice) -> Result<()> {
         let (start, end) = range(addr, len, Errno::EINVAL)?;
         if start == end {
             return Ok(());
-        }
-        if matches!(advice, Advice::PopulateRead | Advice::PopulateWrite) {
-            return self.advise_populate(start, end, advice == Advice::PopulateWrite);
         }
         let mut removed = Removed::default();
         let mut holes = Vec::new();
@@ -196,15 +210,11 @@ impl AddressSpace {
         if hole { Err(Errno::ENOMEM) } else { Ok(()) }
     }
 
-    fn advise_populate(self: &Arc<Self>, start: u64, end: u64, write: bool) -> Result<()> {
-        if end > TASK_SIZE {
-            return Err(Errno::ENOMEM);
-        }
-        self.populate(start, end, Some(write)).map_err(|signal| match signal {
-            FaultSignal::NotMapped | FaultSignal::OutOfMemory => Errno::ENOMEM,
-            FaultSignal::Access => Errno::EINVAL,
-            FaultSignal::Bus => Errno::EFAULT,
-        })
+    /// The range of MADV_POPULATE_READ and MADV_POPULATE_WRITE, for [`AddressSpace::populate`]; its failure is told by
+    /// [`advice_error`].
+    pub fn advised_range(addr: UserAddr, len: u64) -> Result<(u64, u64)> {
+        let (start, end) = range(addr, len, Errno::EINVAL)?;
+        if end > TASK_SIZE { Err(Errno::ENOMEM) } else { Ok((start, end)) }
     }
 
     /// PR_SET_VMA_ANON_NAME: names private anonymous mappings. EBADF for others, ENOMEM for holes.
@@ -274,8 +284,9 @@ impl AddressSpace {
         if hole || at < end { Err(Errno::ENOMEM) } else { Ok(()) }
     }
 
-    /// mlock2(2). `unlimited` with CAP_IPC_LOCK.
-    pub fn lock_pages(self: &Arc<Self>, addr: UserAddr, len: u64, on_fault: bool, unlimited: bool) -> Result<()> {
+    /// mlock2(2) up to populating: gives the range for [`AddressSpace::populate`], whose failure is told by [`lock_error`].
+    /// `unlimited` with CAP_IPC_LOCK.
+    pub fn lock_pages(&self, addr: UserAddr, len: u64, on_fault: bool, unlimited: bool) -> Result<(u64, u64)> {
         let (start, end) = lock_range(addr, len)?;
         let whole = {
             let mut state = self.state.write();
@@ -295,7 +306,7 @@ impl AddressSpace {
                 }
             }
             if start == end {
-                return Ok(());
+                return Ok((start, end));
             }
             let set = if on_fault { MapFlags::LOCKED | MapFlags::LOCKED_ONFAULT } else { MapFlags::LOCKED };
             Self::set_locked(&mut state, start, end, set)?
@@ -303,13 +314,7 @@ impl AddressSpace {
         if !whole {
             return Err(Errno::ENOMEM);
         }
-        if on_fault {
-            return Ok(());
-        }
-        self.populate(start, end, None).map_err(|signal| match signal {
-            FaultSignal::OutOfMemory => Errno::EAGAIN,
-            _ => Errno::ENOMEM,
-        })
+        Ok((start, if on_fault { start } else { end }))
     }
 
     /// munlock(2).
@@ -347,37 +352,29 @@ impl AddressSpace {
         Ok(at >= end)
     }
 
-    /// mlockall(2): `current` locks what is mapped, `future` what will be; `on_fault` as MCL_ONFAULT.
+    /// mlockall(2): `current` locks what is mapped, `future` what will be; `on_fault` as MCL_ONFAULT. Gives the ranges to be
+    /// populated; failures of that are not reported, as in Linux.
     #[allow(clippy::fn_params_excessive_bools)] // the three flags of the call, and a capability
-    pub fn lock_all(self: &Arc<Self>, current: bool, future: bool, on_fault: bool, unlimited: bool) -> Result<()> {
+    pub fn lock_all(&self, current: bool, future: bool, on_fault: bool, unlimited: bool) -> Result<Vec<(u64, u64)>> {
         let set = if on_fault { MapFlags::LOCKED | MapFlags::LOCKED_ONFAULT } else { MapFlags::LOCKED };
-        let ranges: Vec<(u64, u64)> = {
-            let mut state = self.state.write();
-            if !unlimited {
-                if state.limits.memlock == 0 {
-                    return Err(Errno::EPERM);
-                }
-                if current && state.vmas.total.saturating_mul(PAGE_SIZE) > state.limits.memlock {
-                    return Err(Errno::ENOMEM);
-                }
+        let mut state = self.state.write();
+        if !unlimited {
+            if state.limits.memlock == 0 {
+                return Err(Errno::EPERM);
             }
-            state.future = if future { set } else { MapFlags::empty() };
-            if !current {
-                return Ok(());
-            }
-            let all = Self::all_ranges(&state);
-            for (start, end) in &all {
-                Self::set_locked(&mut state, *start, *end, set)?;
-            }
-            all
-        };
-        if !on_fault {
-            // As Linux: failures to populate are not reported.
-            for (start, end) in ranges {
-                let _ = self.populate(start, end, None);
+            if current && state.vmas.total.saturating_mul(PAGE_SIZE) > state.limits.memlock {
+                return Err(Errno::ENOMEM);
             }
         }
-        Ok(())
+        state.future = if future { set } else { MapFlags::empty() };
+        if !current {
+            return Ok(Vec::new());
+        }
+        let all = Self::all_ranges(&state);
+        for (start, end) in &all {
+            Self::set_locked(&mut state, *start, *end, set)?;
+        }
+        Ok(if on_fault { Vec::new() } else { all })
     }
 
     /// munlockall(2).

@@ -657,7 +657,7 @@ impl AddressSpace {
 
     /// Makes `start..end` present (MAP_POPULATE, mlock, MADV_POPULATE_*): for writing where `write` says so, or where it is
     /// None and the mapping is private and writable. Stops at the first page that cannot be had.
-    pub(super) fn populate(&self, start: u64, end: u64, write: Option<bool>) -> Result<(), FaultSignal> {
+    pub fn populate(&self, start: u64, end: u64, write: Option<bool>) -> Result<(), FaultSignal> {
         let mut va = start;
         while va < end {
             // The lock is let go now and then: faults of other threads wait for it.

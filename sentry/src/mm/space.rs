@@ -306,6 +306,21 @@ impl AddressSpace {
 
     /// mmap(2) after its arguments were decoded. Gives the address.
     pub fn map(self: &Arc<Self>, request: MapRequest) -> Result<UserAddr> {
+        let (addr, fill) = self.map_unfilled(request)?;
+        if let Some((start, end)) = fill {
+            // As Linux: a failure to populate does not fail the mapping.
+            let _ = self.populate(start, end, None);
+        }
+        Ok(addr)
+    }
+
+    /// Whether new mappings are locked and filled (mlockall(2) with MCL_FUTURE).
+    pub fn locks_future(&self) -> bool {
+        self.state.read().future.contains(MapFlags::LOCKED)
+    }
+
+    /// As [`AddressSpace::map`], but populating is left to the caller: gives the range for [`AddressSpace::populate`] too.
+    pub fn map_unfilled(self: &Arc<Self>, request: MapRequest) -> Result<(UserAddr, Option<(u64, u64)>)> {
         if request.len == 0 {
             return Err(Errno::EINVAL);
         }
@@ -332,11 +347,8 @@ impl AddressSpace {
         };
         removed.let_go(self.memory());
         let (addr, flags) = mapped?;
-        if flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) && !flags.contains(MapFlags::LOCKED_ONFAULT) {
-            // As Linux: a failure to populate does not fail the mapping.
-            let _ = self.populate(addr, addr + len, None);
-        }
-        Ok(UserAddr(addr))
+        let fill = flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) && !flags.contains(MapFlags::LOCKED_ONFAULT);
+        Ok((UserAddr(addr), fill.then_some((addr, addr + len))))
     }
 
     #[allow(clippy::too_many_arguments)]

@@ -6,8 +6,8 @@ use guest_abi::{UserAddr, UserPtr};
 use linux_raw_sys::{general as raw, ioctl};
 
 use super::args::{Bits, Fd};
-use super::place;
 use super::table::Row;
+use super::{place, slices};
 use crate::event::{Events, WaitEnd};
 use crate::mm::{AddressSpace, IoDest, IoSource};
 use crate::row;
@@ -47,8 +47,10 @@ const PIPE_BUF: usize = 4096;
 
 /// The program's buffers of one call, bounded and with plausible addresses.
 #[derive(Clone)]
-enum Buffers {
+pub enum Buffers {
+    /// One.
     One(UserAddr, usize),
+    /// Several, none of them empty.
     Many(Vec<(UserAddr, usize)>),
 }
 
@@ -89,7 +91,8 @@ impl Buffers {
         }
     }
 
-    fn len(&self) -> usize {
+    /// Bytes of all.
+    pub fn len(&self) -> usize {
         match self {
             Buffers::One(_, len) => *len,
             Buffers::Many(list) => list.iter().map(|(_, len)| len).sum(),
@@ -111,6 +114,32 @@ impl Buffers {
         out
     }
 
+    /// The `len` bytes from `from` on.
+    fn part(&self, from: usize, len: usize) -> Buffers {
+        match self {
+            Buffers::One(addr, whole) => {
+                Buffers::One(addr.wrapping_add(from as u64), len.min(whole.saturating_sub(from)))
+            }
+            Buffers::Many(list) => {
+                let (mut skip, mut left) = (from, len);
+                let mut out = Vec::new();
+                for &(addr, whole) in list {
+                    let skipped = skip.min(whole);
+                    skip -= skipped;
+                    let n = (whole - skipped).min(left);
+                    left -= n;
+                    if n > 0 {
+                        out.push((addr.wrapping_add(skipped as u64), n));
+                    }
+                    if left == 0 {
+                        break;
+                    }
+                }
+                Buffers::Many(out)
+            }
+        }
+    }
+
     fn dest(&self, space: Arc<AddressSpace>) -> IoDest<'static> {
         match self {
             Buffers::One(addr, len) => IoDest::user(space, *addr, *len),
@@ -128,16 +157,23 @@ impl Buffers {
 }
 
 /// One call: what, where, how.
-struct Io {
-    file: Arc<File>,
-    buffers: Buffers,
+pub struct Io {
+    /// Where.
+    pub file: Arc<File>,
+    /// What.
+    pub buffers: Buffers,
     /// None: at the file position.
-    pos: Option<u64>,
+    pub pos: Option<u64>,
     /// RWF_*.
-    rwf: u32,
+    pub rwf: u32,
 }
 
 impl Io {
+    /// The same call for `len` bytes from `from` on, at `pos`.
+    pub fn part(&self, from: usize, len: usize, pos: Option<u64>) -> Io {
+        Io { file: self.file.clone(), buffers: self.buffers.part(from, len), pos, rwf: self.rwf }
+    }
+
     fn blocks(&self) -> bool {
         !self.file.nonblocking() && self.rwf & raw::RWF_NOWAIT == 0
     }
@@ -151,7 +187,7 @@ fn readable(task: &Task, fd: Fd) -> Result<Arc<File>> {
 }
 
 /// EINVAL for a range that ends beyond the largest offset, as rw_verify_area() has it.
-fn check_range(pos: u64, len: usize) -> Result<()> {
+pub fn check_range(pos: u64, len: usize) -> Result<()> {
     let end = pos.checked_add(len as u64).and_then(|end| i64::try_from(end).ok());
     end.map(|_| ()).ok_or(Errno::EINVAL)
 }
@@ -181,7 +217,8 @@ pub fn read_at(task: &Task, file: &File, dst: &mut IoDest<'_>, pos: Option<u64>)
     Ok(n)
 }
 
-fn read_once(task: &Task, io: &Io) -> Result<usize> {
+/// One attempt to read.
+pub fn read_once(task: &Task, io: &Io) -> Result<usize> {
     let mut dst = io.buffers.dest(task.space()?);
     match read_at(task, &io.file, &mut dst, io.pos) {
         // Reading nothing never waits.
@@ -191,6 +228,9 @@ fn read_once(task: &Task, io: &Io) -> Result<usize> {
 }
 
 fn read_try(task: &Task, io: &Io) -> Result<Option<u64>> {
+    if slices::is_long(io) || slices::must_wait(task, io, false) {
+        return Ok(None);
+    }
     match read_once(task, io) {
         Err(Errno::EAGAIN) if io.blocks() => Ok(None),
         other => other.map(|n| Some(n as u64)),
@@ -231,6 +271,12 @@ pub async fn retry<T: Send>(
 }
 
 async fn read_wait(task: &Arc<Task>, io: Io) -> Result<u64> {
+    if slices::is_long(&io) {
+        return slices::read(task, io).await.map(|n| n as u64);
+    }
+    if slices::must_wait(task, &io, false) {
+        slices::wait(task, &io, false).await?;
+    }
     if !io.blocks() {
         return read_once(task, &io).map(|n| n as u64);
     }
@@ -317,7 +363,8 @@ impl<'s> AsMut<IoSource<'s>> for Owned<'s> {
     }
 }
 
-fn write_once(task: &Arc<Task>, io: &Io) -> Result<usize> {
+/// One attempt to write.
+pub fn write_once(task: &Arc<Task>, io: &Io) -> Result<usize> {
     let space = task.space()?;
     let append = io.rwf & raw::RWF_APPEND != 0;
     let len = io.buffers.len();
@@ -348,6 +395,9 @@ fn write_done(task: &Arc<Task>, io: &Io, result: Result<usize>) -> Result<u64> {
 }
 
 fn write_try(task: &Arc<Task>, io: &Io) -> Result<Option<u64>> {
+    if slices::is_long(io) || slices::must_wait(task, io, true) {
+        return Ok(None);
+    }
     // What may be taken in parts has to remember how far it came.
     if io.blocks() && io.buffers.len() > PIPE_BUF && io.file.ops().writes_fully() {
         return Ok(None);
@@ -359,6 +409,14 @@ fn write_try(task: &Arc<Task>, io: &Io) -> Result<Option<u64>> {
 }
 
 async fn write_wait(task: &Arc<Task>, io: Io) -> Result<u64> {
+    if slices::is_long(&io) {
+        let done = io.part(0, 0, io.pos);
+        let n = slices::write(task, io).await;
+        return write_done(task, &done, n);
+    }
+    if slices::must_wait(task, &io, true) {
+        slices::wait(task, &io, true).await?;
+    }
     if !io.blocks() {
         let n = write_once(task, &io);
         return write_done(task, &io, n);

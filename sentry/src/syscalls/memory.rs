@@ -6,11 +6,12 @@ use guest_abi::layout::{PAGE_SIZE, TASK_SIZE};
 use linux_raw_sys::general as raw;
 
 use super::args::{Bits, Fd};
+use super::slices::{self, SLICE};
 use super::table::Row;
 use crate::fs::tmpfs::data::seal;
-use crate::mm::advise::Advice;
+use crate::mm::advise::{Advice, advice_error, lock_error};
 use crate::mm::remap::RemapFlags;
-use crate::mm::{MapFlags, MapRequest, MapSource, Prot};
+use crate::mm::{AddressSpace, MapFlags, MapRequest, MapSource, Prot};
 use crate::ns::user::Caps;
 use crate::row;
 use crate::task::Task;
@@ -19,7 +20,7 @@ use crate::{Errno, Result};
 
 /// The rows of this area.
 pub const ROWS: &[Row] = &[
-    row!(9, mmap(addr: UserAddr, length: u64, prot: Bits, flags: Bits, fd: Fd, offset: Bits), fast mmap, Partial,
+    row!(9, mmap(addr: UserAddr, length: u64, prot: Bits, flags: Bits, fd: Fd, offset: Bits), both mmap_fast, mmap_slow, Partial,
         "no MAP_HUGETLB pages, no MAP_SYNC"),
     row!(10, mprotect(addr: UserAddr, length: u64, prot: Bits), fast mprotect, Full),
     row!(11, munmap(addr: UserAddr, length: u64), fast munmap, Full),
@@ -27,15 +28,15 @@ pub const ROWS: &[Row] = &[
     row!(25, mremap(old_address: UserAddr, old_size: u64, new_size: u64, flags: Bits, new_address: UserAddr), fast mremap, Full),
     row!(26, msync(addr: UserAddr, length: u64, flags: Bits), fast msync, Full),
     row!(27, mincore(addr: UserAddr, length: u64, vec: UserAddr), fast mincore, Full),
-    row!(28, madvise(addr: UserAddr, length: u64, advice: u32), fast madvise, Partial,
+    row!(28, madvise(addr: UserAddr, length: u64, advice: u32), both madvise_fast, madvise_slow, Partial,
         "MADV_COLLAPSE, MADV_HWPOISON, guard regions: EINVAL; same-page merging does nothing"),
-    row!(149, mlock(addr: UserAddr, length: u64), fast mlock, Full),
+    row!(149, mlock(addr: UserAddr, length: u64), slow mlock, Full),
     row!(150, munlock(addr: UserAddr, length: u64), fast munlock, Full),
-    row!(151, mlockall(flags: Bits), fast mlockall, Full),
+    row!(151, mlockall(flags: Bits), slow mlockall, Full),
     row!(152, munlockall(), fast munlockall, Full),
     row!(216, remap_file_pages(addr: UserAddr, size: u64, prot: Bits, pgoff: u64, flags: Bits), fast remap_file_pages, Full),
     row!(324, membarrier(cmd: i32, flags: u32, cpu_id: i32), fast membarrier, Partial, "no rseq commands"),
-    row!(325, mlock2(addr: UserAddr, length: u64, flags: u32), fast mlock2, Full),
+    row!(325, mlock2(addr: UserAddr, length: u64, flags: u32), slow mlock2, Full),
     row!(329, pkey_mprotect(addr: UserAddr, length: u64, prot: Bits, pkey: i32), fast pkey_mprotect, Full),
     row!(330, pkey_alloc(flags: u64, access_rights: u64), fast pkey_alloc, Full, "as on a processor without protection keys"),
     row!(331, pkey_free(pkey: i32), fast pkey_free, Full),
@@ -83,7 +84,53 @@ fn may_lock(task: &Task) -> bool {
     task.credentials().has(Caps::IPC_LOCK)
 }
 
-fn mmap(task: &Arc<Task>, addr: UserAddr, length: u64, prot: Bits, flags: Bits, fd: Fd, offset: Bits) -> Result<u64> {
+fn mmap_fast(
+    task: &Arc<Task>,
+    addr: UserAddr,
+    length: u64,
+    prot: Bits,
+    flags: Bits,
+    fd: Fd,
+    offset: Bits,
+) -> Result<Option<u64>> {
+    let fills = flags.0 & u64::from(raw::MAP_POPULATE | raw::MAP_LOCKED) != 0;
+    if length > SLICE as u64 && (fills || task.space()?.locks_future()) {
+        return Ok(None);
+    }
+    let space = task.space()?;
+    Ok(Some(space.map(map_request(task, &space, addr, length, prot, flags, fd, offset)?)?.0))
+}
+
+async fn mmap_slow(
+    task: &Arc<Task>,
+    addr: UserAddr,
+    length: u64,
+    prot: Bits,
+    flags: Bits,
+    fd: Fd,
+    offset: Bits,
+) -> Result<u64> {
+    let space = task.space()?;
+    let request = map_request(task, &space, addr, length, prot, flags, fd, offset)?;
+    let (at, fill) = space.map_unfilled(request)?;
+    if let Some(range) = fill {
+        // As Linux: a failure to populate does not fail the mapping.
+        let _ = slices::populate(task, &space, range, None).await;
+    }
+    Ok(at.0)
+}
+
+#[allow(clippy::too_many_arguments)] // those of the call
+fn map_request(
+    task: &Arc<Task>,
+    space: &AddressSpace,
+    addr: UserAddr,
+    length: u64,
+    prot: Bits,
+    flags: Bits,
+    fd: Fd,
+    offset: Bits,
+) -> Result<MapRequest> {
     let offset = offset.0;
     if !offset.is_multiple_of(PAGE_SIZE) {
         return Err(Errno::EINVAL);
@@ -105,7 +152,6 @@ fn mmap(task: &Arc<Task>, addr: UserAddr, length: u64, prot: Bits, flags: Bits, 
     }
     let kind = bits & raw::MAP_TYPE;
     let mut flags = map_flags(bits);
-    let space = task.space()?;
     if flags.contains(MapFlags::LOCKED) && space.limits().memlock == 0 && !may_lock(task) {
         return Err(Errno::EPERM);
     }
@@ -156,7 +202,7 @@ fn mmap(task: &Arc<Task>, addr: UserAddr, length: u64, prot: Bits, flags: Bits, 
             }
         }
     };
-    Ok(space.map(MapRequest { addr, len: length, prot, flags, source })?.0)
+    Ok(MapRequest { addr, len: length, prot, flags, source })
 }
 
 fn munmap(task: &Arc<Task>, addr: UserAddr, length: u64) -> Result<u64> {
@@ -249,6 +295,22 @@ fn mincore(task: &Arc<Task>, addr: UserAddr, length: u64, vec: UserAddr) -> Resu
     Ok(0)
 }
 
+fn madvise_fast(task: &Arc<Task>, addr: UserAddr, length: u64, advice: u32) -> Result<Option<u64>> {
+    let populates = matches!(advice, raw::MADV_POPULATE_READ | raw::MADV_POPULATE_WRITE);
+    if populates { Ok(None) } else { madvise(task, addr, length, advice).map(Some) }
+}
+
+async fn madvise_slow(task: &Arc<Task>, addr: UserAddr, length: u64, advice: u32) -> Result<u64> {
+    let write = match advice {
+        raw::MADV_POPULATE_READ => false,
+        raw::MADV_POPULATE_WRITE => true,
+        _ => return madvise(task, addr, length, advice),
+    };
+    let range = AddressSpace::advised_range(addr, length)?;
+    slices::populate(task, &*task.space()?, range, Some(write)).await.map_err(advice_error)?;
+    Ok(0)
+}
+
 fn madvise(task: &Arc<Task>, addr: UserAddr, length: u64, advice: u32) -> Result<u64> {
     const HWPOISON: u32 = 100;
     const SOFT_OFFLINE: u32 = 101;
@@ -259,17 +321,22 @@ fn madvise(task: &Arc<Task>, addr: UserAddr, length: u64, advice: u32) -> Result
     Ok(0)
 }
 
-fn mlock(task: &Arc<Task>, addr: UserAddr, length: u64) -> Result<u64> {
-    task.space()?.lock_pages(addr, length, false, may_lock(task))?;
+async fn mlock(task: &Arc<Task>, addr: UserAddr, length: u64) -> Result<u64> {
+    lock(task, addr, length, false).await
+}
+
+async fn lock(task: &Arc<Task>, addr: UserAddr, length: u64, on_fault: bool) -> Result<u64> {
+    let space = task.space()?;
+    let range = space.lock_pages(addr, length, on_fault, may_lock(task))?;
+    slices::populate(task, &space, range, None).await.map_err(lock_error)?;
     Ok(0)
 }
 
-fn mlock2(task: &Arc<Task>, addr: UserAddr, length: u64, flags: u32) -> Result<u64> {
+async fn mlock2(task: &Arc<Task>, addr: UserAddr, length: u64, flags: u32) -> Result<u64> {
     if flags & !raw::MLOCK_ONFAULT != 0 {
         return Err(Errno::EINVAL);
     }
-    task.space()?.lock_pages(addr, length, flags != 0, may_lock(task))?;
-    Ok(0)
+    lock(task, addr, length, flags != 0).await
 }
 
 fn munlock(task: &Arc<Task>, addr: UserAddr, length: u64) -> Result<u64> {
@@ -277,14 +344,17 @@ fn munlock(task: &Arc<Task>, addr: UserAddr, length: u64) -> Result<u64> {
     Ok(0)
 }
 
-fn mlockall(task: &Arc<Task>, flags: Bits) -> Result<u64> {
+async fn mlockall(task: &Arc<Task>, flags: Bits) -> Result<u64> {
     let (current, future, on_fault) =
         (u64::from(raw::MCL_CURRENT), u64::from(raw::MCL_FUTURE), u64::from(raw::MCL_ONFAULT));
     if flags.0 == 0 || flags.0 & !(current | future | on_fault) != 0 || flags.0 == on_fault {
         return Err(Errno::EINVAL);
     }
     let has = |bit| flags.0 & bit != 0;
-    task.space()?.lock_all(has(current), has(future), has(on_fault), may_lock(task))?;
+    let space = task.space()?;
+    for range in space.lock_all(has(current), has(future), has(on_fault), may_lock(task))? {
+        let _ = slices::populate(task, &space, range, None).await;
+    }
     Ok(0)
 }
 

@@ -29,6 +29,7 @@ pub mod requested;
 pub mod sched;
 pub mod shm;
 pub mod signal;
+mod slices;
 pub mod socket;
 pub mod stat;
 pub mod strace;

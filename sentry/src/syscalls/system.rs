@@ -97,7 +97,7 @@ const RANDOM_CHUNK: usize = 256;
 /// Most bytes of one call.
 const RANDOM_MAX: u64 = 33_554_431;
 
-fn getrandom(task: &Arc<Task>, buf: UserAddr, len: u64, flags: u32) -> Result<u64> {
+fn check_random(flags: u32) -> Result<()> {
     const GRND_NONBLOCK: u32 = 1;
     const GRND_RANDOM: u32 = 2;
     const GRND_INSECURE: u32 = 4;
@@ -106,8 +106,43 @@ fn getrandom(task: &Arc<Task>, buf: UserAddr, len: u64, flags: u32) -> Result<u6
     {
         return Err(Errno::EINVAL);
     }
-    let space = task.space()?;
+    Ok(())
+}
+
+/// Bytes handed over at once; larger requests let others run now and then.
+const RANDOM_AT_ONCE: u64 = 256 << 10;
+
+fn getrandom_fast(task: &Arc<Task>, buf: UserAddr, len: u64, flags: u32) -> Result<Option<u64>> {
+    check_random(flags)?;
+    if len > RANDOM_AT_ONCE { Ok(None) } else { random_part(task, buf, len).map(Some) }
+}
+
+async fn getrandom_slow(task: &Arc<Task>, buf: UserAddr, len: u64, flags: u32) -> Result<u64> {
+    check_random(flags)?;
     let len = len.min(RANDOM_MAX);
+    let mut done = 0;
+    while done < len {
+        let want = (len - done).min(RANDOM_AT_ONCE);
+        match random_part(task, buf.wrapping_add(done), want) {
+            Ok(n) => {
+                done += n;
+                if n < want {
+                    break;
+                }
+            }
+            Err(e) if done == 0 => return Err(e),
+            Err(_) => break,
+        }
+        if !super::slices::pause(task).await {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Fills `buf` up to the first fault or signal.
+fn random_part(task: &Arc<Task>, buf: UserAddr, len: u64) -> Result<u64> {
+    let space = task.space()?;
     let mut done = 0;
     let mut chunk = [0; RANDOM_CHUNK];
     while done < len {
@@ -170,5 +205,5 @@ pub const ROWS: &[Row] = &[
     row!(175, init_module(), fast machine_only, Full, "EPERM"),
     row!(176, delete_module(), fast machine_only, Full, "EPERM"),
     row!(313, finit_module(), fast machine_only, Full, "EPERM"),
-    row!(318, getrandom(buf: UserAddr, len: u64, flags: u32), fast getrandom, Full),
+    row!(318, getrandom(buf: UserAddr, len: u64, flags: u32), both getrandom_fast, getrandom_slow, Full),
 ];

@@ -5,8 +5,8 @@ use guest_abi::UserPtr;
 
 use super::args::{Bits, Fd};
 use super::io::{self, MAX_RW_COUNT, Owned};
-use super::place;
 use super::table::Row;
+use super::{place, slices};
 use crate::event::Events;
 use crate::fs::pipe::{Pipe, pipe_of};
 use crate::mm::{IoDest, IoSource};
@@ -22,7 +22,7 @@ pub const ROWS: &[Row] = &[
         slow splice, Partial, "two tasks that splice out of one pipe at once may see the same bytes"),
     row!(276, tee(fd_in: Fd, fd_out: Fd, len: u64, flags: Bits), slow tee, Full),
     row!(326, copy_file_range(fd_in: Fd, off_in: UserPtr<i64>, fd_out: Fd, off_out: UserPtr<i64>, len: u64,
-        flags: Bits), fast copy_file_range, Full),
+        flags: Bits), slow copy_file_range, Full),
 ];
 
 /// Bytes moved at one time.
@@ -138,11 +138,8 @@ async fn transfer(task: &Arc<Task>, from: &mut From, to: &mut To, len: usize, wa
         if done < bytes.len() || matches!(from, From::Pipe(_, _, false)) {
             break;
         }
-        if task.kernel().sched.should_yield(&task.sched) {
-            if task.must_exit().is_some() {
-                break;
-            }
-            crate::sched::yield_now().await;
+        if !slices::pause(task).await {
+            break;
         }
     }
     Ok(total)
@@ -280,10 +277,7 @@ async fn tee(task: &Arc<Task>, fd_in: Fd, fd_out: Fd, len: u64, flags: Bits) -> 
     transfer(task, &mut from, &mut to, len, flags.0 & SPLICE_NONBLOCK == 0).await.map(|n| n as u64)
 }
 
-/// Bytes copied before a signal is looked at again: the call ends short.
-const COPY_MAX: usize = 64 << 20;
-
-fn copy_file_range(
+async fn copy_file_range(
     task: &Arc<Task>,
     fd_in: Fd,
     off_in: UserPtr<i64>,
@@ -319,7 +313,7 @@ fn copy_file_range(
         return Err(Errno::EINVAL);
     }
     let mut buf = vec![0; CHUNK.min(len as usize)];
-    let mut left = (len as usize).min(COPY_MAX);
+    let mut left = len as usize;
     let mut total = 0u64;
     while left > 0 {
         let max = left.min(buf.len());
@@ -336,6 +330,9 @@ fn copy_file_range(
                 to += n as u64;
                 total += n as u64;
                 left -= n.min(left);
+                if !slices::pause(task).await {
+                    break;
+                }
             }
             Err(_) if total > 0 => break,
             Err(e) => return Err(e),

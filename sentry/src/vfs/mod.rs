@@ -2,6 +2,7 @@
 //! checks; never the contents of any file system (see `fs`).
 pub mod attachments;
 pub mod attr;
+pub mod claim;
 pub mod dentry;
 pub mod fd_table;
 pub mod file;
