@@ -14,6 +14,7 @@ pub const CASES: &[Case] = &[
     ("itimer_virtual_counts_user_time", virtual_time),
     ("posix_timer_on_cpu_clocks", cpu_timers),
     ("rlimit_cpu", rlimit_cpu),
+    ("clock_nanosleep_on_cpu_time", sleep_on_cpu_time),
 ];
 
 fn clock(id: i32) -> Duration {
@@ -229,4 +230,37 @@ fn rlimit_cpu() {
         limit(1, 1);
         spin(Duration::from_secs(60));
     });
+}
+
+fn sleep_on_cpu_time() {
+    let nap = |rest: &mut libc::timespec| {
+        let t = libc::timespec { tv_sec: 0, tv_nsec: 300_000_000 };
+        unsafe { libc::clock_nanosleep(libc::CLOCK_PROCESS_CPUTIME_ID, 0, &raw const t, rest) }
+    };
+    let mut rest: libc::timespec = unsafe { std::mem::zeroed() };
+    let t = libc::timespec { tv_sec: 0, tv_nsec: 1 };
+    let own_thread = unsafe { libc::clock_nanosleep(libc::CLOCK_THREAD_CPUTIME_ID, 0, &raw const t, &raw mut rest) };
+    assert_eq!(own_thread, libc::EINVAL);
+    // Another thread uses the time; being stopped and continued meanwhile does not end the sleep.
+    let pid = fork(move || {
+        thread::spawn(|| spin(Duration::from_secs(30)));
+        let before = own();
+        let mut rest: libc::timespec = unsafe { std::mem::zeroed() };
+        assert_eq!(nap(&mut rest), 0);
+        let used = own().checked_sub(before).unwrap();
+        assert!(used >= Duration::from_millis(290), "{used:?}");
+        0
+    });
+    thread::sleep(Duration::from_millis(60));
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    let mut status = 0;
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, libc::WUNTRACED) }, pid);
+    assert!(libc::WIFSTOPPED(status), "{status:#x}");
+    unsafe { libc::kill(pid, libc::SIGCONT) };
+    assert_eq!(wait(pid), 0);
+    // A handler ends it, and what is left is told.
+    handle(libc::SIGALRM, ring as *const () as usize, libc::SA_RESTART);
+    setitimer(libc::ITIMER_REAL as i32, Duration::from_millis(50), Duration::ZERO);
+    assert_eq!(nap(&mut rest), libc::EINTR);
+    assert!(rest.tv_sec == 0 && rest.tv_nsec > 100_000_000, "{}", rest.tv_nsec);
 }

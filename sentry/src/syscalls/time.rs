@@ -280,7 +280,11 @@ async fn clock_nanosleep(
         if matches!(&cpu.owner, CpuOwner::Task(t) if Arc::ptr_eq(t, task)) {
             return Err(Errno::EINVAL);
         }
-        return sleep_on_cpu(task, cpu, span, absolute, remain).await;
+        let at = if absolute { span } else { cpu.now().saturating_add(span) };
+        return match sleep_on_cpu(task, cpu, at).await {
+            Err(Errno::ERESTARTNOHAND) if !absolute => interrupted_on_cpu(task, clockid, cpu, at, remain.addr),
+            end => end,
+        };
     }
     let kernel = task.kernel();
     if !absolute {
@@ -294,28 +298,41 @@ async fn clock_nanosleep(
     }
 }
 
-async fn sleep_on_cpu(
-    task: &Arc<Task>,
-    cpu: &CpuClock,
-    span: Nanos,
-    absolute: bool,
-    remain: UserPtr<Timespec>,
-) -> Result<u64> {
-    let at = if absolute { span } else { cpu.now().saturating_add(span) };
+/// Sleeps until a CPU clock shows `at`. ERESTARTNOHAND when interrupted.
+async fn sleep_on_cpu(task: &Arc<Task>, cpu: &CpuClock, at: Nanos) -> Result<u64> {
     let bell = cpu::Bell::new();
     let _armed = cpu::arm(cpu, at, bell.clone());
     let queue = vec![(bell.queue.clone(), crate::event::Events::READABLE)];
     match task.wait(queue, None, || bell.rung().then_some(())).await {
         Ok(()) | Err(WaitEnd::TimedOut) => Ok(0),
-        Err(WaitEnd::Interrupted) if absolute => Err(Errno::ERESTARTNOHAND),
-        Err(WaitEnd::Interrupted) => {
-            if !remain.is_null() {
-                task.space()?.write(remain, &clock::timespec(at.saturating_sub(cpu.now())))?;
-            }
-            // Linux would go on through restart_syscall(2); the rest of the span is at hand for the program.
-            Err(Errno::EINTR)
-        }
+        Err(WaitEnd::Interrupted) => Err(Errno::ERESTARTNOHAND),
     }
+}
+
+/// A relative sleep on a CPU clock was interrupted: tells what is left of it, and goes on through restart_syscall(2).
+fn interrupted_on_cpu(task: &Arc<Task>, clockid: i32, cpu: &CpuClock, at: Nanos, remain: UserAddr) -> Result<u64> {
+    let left = at.saturating_sub(cpu.now());
+    if left == 0 {
+        return Ok(0);
+    }
+    if !remain.is_null() {
+        task.space()?.write(UserPtr::new(remain), &clock::timespec(left))?;
+    }
+    let id = u64::from(clockid.cast_unsigned());
+    task.signals.set_restart(RestartBlock { run: resume_on_cpu, args: [id, at, remain.0, 0, 0, 0] });
+    Err(Errno::ERESTART_RESTARTBLOCK)
+}
+
+fn resume_on_cpu(task: &Arc<Task>, args: [u64; 6]) -> SlowCall<'_> {
+    let [id, at, remain, ..] = args;
+    Box::pin(async move {
+        let clockid = (id as u32).cast_signed();
+        let Clock::Cpu(cpu) = Clock::from_id(task, clockid, false)? else { return Err(Errno::EINVAL) };
+        match sleep_on_cpu(task, &cpu, at).await {
+            Err(Errno::ERESTARTNOHAND) => interrupted_on_cpu(task, clockid, &cpu, at, UserAddr(remain)),
+            end => end,
+        }
+    })
 }
 
 fn which(n: i32) -> Result<Which> {
