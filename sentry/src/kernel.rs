@@ -113,6 +113,7 @@ pub struct Kernel {
     boot_id: [u8; 16],
     kinship: Mutex<()>,
     tasks: AtomicUsize,
+    max_tasks: AtomicUsize,
     forks: AtomicUsize,
     user_tasks: Mutex<HashMap<u32, usize>>,
     init: OnceLock<Weak<ThreadGroup>>,
@@ -126,6 +127,7 @@ pub type Kinship<'a> = MutexGuard<'a, ()>;
 impl Kernel {
     /// A sandbox without a process.
     pub fn new(platform: Arc<dyn Platform>, config: KernelConfig) -> Arc<Kernel> {
+        let max_tasks = config.max_tasks;
         let root_pid_ns = PidNamespace::outermost();
         let mut boot_id = [0; 16];
         platform.random(&mut boot_id);
@@ -153,6 +155,7 @@ impl Kernel {
             boot_id,
             kinship: Mutex::new(Rank::Kinship, ()),
             tasks: AtomicUsize::new(0),
+            max_tasks: AtomicUsize::new(max_tasks),
             forks: AtomicUsize::new(0),
             user_tasks: Mutex::new(Rank::Leaf, HashMap::new()),
             trace: OnceLock::new(),
@@ -217,10 +220,24 @@ impl Kernel {
         self.forks.load(Ordering::Relaxed)
     }
 
+    /// Most tasks at one time (kernel.threads-max).
+    pub fn max_tasks(&self) -> usize {
+        self.max_tasks.load(Ordering::Relaxed)
+    }
+
+    /// Changes that; EINVAL for 0 and beyond what the sandbox was started with.
+    pub fn set_max_tasks(&self, max: usize) -> Result<()> {
+        if max == 0 || max > self.config.max_tasks {
+            return Err(Errno::EINVAL);
+        }
+        self.max_tasks.store(max, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Counts a task that is about to be made; EAGAIN at the limit.
     pub(crate) fn count_task(&self) -> Result<()> {
         self.tasks
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.config.max_tasks).then_some(n + 1))
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.max_tasks()).then_some(n + 1))
             .map_err(|_| Errno::EAGAIN)?;
         self.forks.fetch_add(1, Ordering::Relaxed);
         Ok(())

@@ -20,6 +20,8 @@ pub const CASES: &[Case] = &[
     ("pidns_proc", proc_of_mount),
     ("pidns_invisible_numbers", invisible),
     ("pidns_orphans", orphans),
+    ("pidns_parent_death", parent_death),
+    ("pidns_file_owners", file_owners),
     ("pidns_exec_from_thread", exec_from_thread),
     ("pidns_set_tid", set_tid),
     ("pidns_last_pid", last_pid),
@@ -608,4 +610,69 @@ fn last_pid() {
         0
     });
     assert_eq!(wait(init.unwrap()), 0);
+}
+
+fn parent_death() {
+    // The init of a namespace dies of its parent's death: that comes from outside.
+    let (ready, tell) = pipe();
+    let (pids, number) = pipe();
+    let parent = fork(|| {
+        let init = clone(NEWPID, || {
+            assert_eq!(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }, 0);
+            write_byte(tell);
+            sleep_for_ever()
+        })
+        .unwrap();
+        read_byte(ready);
+        assert_eq!(unsafe { libc::write(number, (&raw const init).cast(), 4) }, 4);
+        sleep_for_ever()
+    });
+    let mut init = 0_i32;
+    assert_eq!(unsafe { libc::read(pids, (&raw mut init).cast(), 4) }, 4);
+    let end = pidfd(init);
+    kill(parent, libc::SIGKILL).unwrap();
+    wait(parent);
+    let mut poll = libc::pollfd { fd: end.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 20_000) }, 1);
+}
+
+fn file_owners() {
+    let path = std::ffi::CString::new(crate::own_path("owner")).unwrap();
+    let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o600) };
+    assert!(fd >= 0);
+    let set = |id: i32| ok(unsafe { libc::fcntl(fd, libc::F_SETOWN, id) });
+    let owner = || unsafe { libc::fcntl(fd, libc::F_GETOWN) };
+    let lock = |kind: i32, op: i32| {
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = kind as i16;
+        assert_eq!(unsafe { libc::fcntl(fd, op, &raw mut lock) }, 0);
+        lock
+    };
+    assert_eq!(set(999_999_999), Err(libc::ESRCH));
+    assert_eq!(set(getpid()), Ok(0));
+    assert_eq!(owner(), getpid());
+    lock(libc::F_WRLCK, libc::F_SETLK);
+    let (from, to) = pipe();
+    let (ready, tell) = pipe();
+    let init = clone(NEWPID, || {
+        // Owner and holder are outside.
+        assert_eq!(owner(), 0);
+        let held = lock(libc::F_RDLCK, libc::F_GETLK);
+        assert_eq!((i32::from(held.l_type), held.l_pid), (libc::F_WRLCK, 0));
+        assert_eq!(set(1), Ok(0));
+        assert_eq!(owner(), 1);
+        write_byte(tell);
+        read_byte(from);
+        0
+    })
+    .unwrap();
+    read_byte(ready);
+    assert_eq!(owner(), init);
+    let other = fork(|| i32::from(lock(libc::F_RDLCK, libc::F_GETLK).l_pid != unsafe { libc::getppid() }));
+    assert_eq!(wait(other), 0);
+    write_byte(to);
+    assert_eq!(wait(init), 0);
+    // Gone, it is nobody.
+    assert_eq!(owner(), 0);
+    unsafe { libc::unlink(path.as_ptr()) };
 }

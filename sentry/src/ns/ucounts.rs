@@ -88,3 +88,22 @@ impl Drop for Charge {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_by_user_and_kind() {
+        let platform: Arc<dyn Platform> = crate::platform::sim::SimPlatform::new(1);
+        let u = Ucounts::new(&platform);
+        u.set_limit(Counted::Pid, 2);
+        let one = u.charge(Counted::Pid, 7).unwrap();
+        let _two = u.charge(Counted::Pid, 7).unwrap();
+        assert_eq!(u.charge(Counted::Pid, 7).err(), Some(Errno::ENOSPC));
+        assert!(u.charge(Counted::Pid, 8).is_ok());
+        assert!(u.charge(Counted::Uts, 7).is_ok());
+        drop(one);
+        assert!(u.charge(Counted::Pid, 7).is_ok());
+    }
+}

@@ -250,7 +250,7 @@ impl FileOps for SocketFile {
 /// socket(2) without its flags. EAFNOSUPPORT, ESOCKTNOSUPPORT, EPROTONOSUPPORT.
 pub fn create(task: &Arc<Task>, domain: i32, kind: u32, protocol: i32) -> Result<Arc<dyn Socket>> {
     match u16::try_from(domain).map_err(|_| Errno::EAFNOSUPPORT)? {
-        AF_UNIX => Ok(unix::UnixSocket::new(&task.kernel().platform, unix_kind(kind, protocol)?)),
+        AF_UNIX => Ok(unix::UnixSocket::new(&task.kernel().platform, task.net(), unix_kind(kind, protocol)?)),
         domain @ (AF_INET | AF_INET6) => inet::create(task, domain, kind, protocol),
         AF_NETLINK => netlink::create(task, kind, protocol),
         _ if kind > 10 => Err(Errno::EINVAL),

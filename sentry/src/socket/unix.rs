@@ -11,6 +11,7 @@ use super::{AF_UNIX, AF_UNSPEC, SendRequest, Socket, SocketType, msg};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::mm::{IoDest, IoSource};
+use crate::ns::net::NetNamespace;
 use crate::platform::Platform;
 use crate::task::Task;
 use crate::{Errno, Result};
@@ -67,15 +68,18 @@ fn wake_all(queues: Vec<Weak<WaitQueue>>) {
 pub struct UnixSocket {
     this: Weak<UnixSocket>,
     options: Options,
+    /// Where its abstract names are.
+    net: Arc<NetNamespace>,
     state: Mutex<State>,
 }
 
 impl UnixSocket {
     /// An unconnected socket.
-    pub fn new(platform: &Arc<dyn Platform>, kind: SocketType) -> Arc<UnixSocket> {
+    pub fn new(platform: &Arc<dyn Platform>, net: Arc<NetNamespace>, kind: SocketType) -> Arc<UnixSocket> {
         Arc::new_cyclic(|this| UnixSocket {
             this: this.clone(),
             options: Options::new(platform, AF_UNIX, kind, 0),
+            net,
             state: Mutex::new(Rank::Socket, State::default()),
         })
     }
@@ -83,13 +87,18 @@ impl UnixSocket {
     /// socketpair(2).
     pub fn pair(task: &Task, kind: SocketType) -> (Arc<UnixSocket>, Arc<UnixSocket>) {
         let platform = &task.kernel().platform;
-        let (a, b) = (UnixSocket::new(platform, kind), UnixSocket::new(platform, kind));
+        let [a, b] = [(); 2].map(|()| UnixSocket::new(platform, task.net(), kind));
         for (one, other) in [(&a, &b), (&b, &a)] {
             let mut state = one.state.lock();
             state.peer = Some(Arc::downgrade(other));
             state.peer_creds = Some(Creds::of(task));
         }
         (a, b)
+    }
+
+    /// The network namespace it was made in.
+    pub(super) fn net(&self) -> &Arc<NetNamespace> {
+        &self.net
     }
 
     /// The descriptions that messages waiting here carry, by identity.
@@ -135,7 +144,7 @@ impl UnixSocket {
             return Ok(());
         }
         self.autobind_if_needed(task)?;
-        let peer = unix_name::find(task, addr, self.options.kind)?;
+        let peer = unix_name::find(task, &self.net, addr, self.options.kind)?;
         if peer.options.kind != self.options.kind {
             return Err(Errno::EPROTOTYPE);
         }
@@ -158,11 +167,11 @@ impl UnixSocket {
             let state = self.state.lock();
             (state.peer.is_some(), state.listener.is_some(), state.address())
         };
-        let target = unix_name::find(task, addr, self.options.kind)?;
+        let target = unix_name::find(task, &self.net, addr, self.options.kind)?;
         if target.options.kind != self.options.kind {
             return Err(Errno::EPROTOTYPE);
         }
-        let server = UnixSocket::new(self.options.budget.platform(), self.options.kind);
+        let server = UnixSocket::new(self.options.budget.platform(), self.net.clone(), self.options.kind);
         server.options.charge_unaccepted()?;
         server.options.inherit(&target.options);
         {
@@ -273,7 +282,7 @@ impl UnixSocket {
         let peer = match request.to {
             Some(to) if self.is_datagram() => {
                 self.autobind_if_needed(task)?;
-                let peer = unix_name::find(task, to, self.options.kind)?;
+                let peer = unix_name::find(task, &self.net, to, self.options.kind)?;
                 if !peer.is_datagram() {
                     return Err(Errno::EPROTOTYPE);
                 }

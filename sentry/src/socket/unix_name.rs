@@ -108,6 +108,10 @@ fn abstract_key(kind: SocketType, name: &[u8]) -> Vec<u8> {
     key
 }
 
+fn net_of(socket: &Weak<UnixSocket>) -> Result<Arc<NetNamespace>> {
+    Ok(socket.upgrade().ok_or(Errno::EINVAL)?.net().clone())
+}
+
 fn bind_abstract(net: &Arc<NetNamespace>, socket: &Weak<UnixSocket>, name: &[u8]) -> Result<Binding> {
     let kind = socket.upgrade().ok_or(Errno::EINVAL)?.kind();
     let key = abstract_key(kind, name);
@@ -121,7 +125,7 @@ fn bind_abstract(net: &Arc<NetNamespace>, socket: &Weak<UnixSocket>, name: &[u8]
 
 /// Picks a free abstract name of five hexadecimal digits.
 pub fn autobind(task: &Task, socket: &Weak<UnixSocket>) -> Result<Binding> {
-    let net = &task.net();
+    let net = &net_of(socket)?;
     let mut seed = [0; 4];
     task.kernel().platform.random(&mut seed);
     let first = u32::from_ne_bytes(seed);
@@ -139,7 +143,7 @@ pub fn autobind(task: &Task, socket: &Weak<UnixSocket>) -> Result<Binding> {
 pub fn bind(task: &Arc<Task>, socket: &Weak<UnixSocket>, addr: &[u8]) -> Result<Binding> {
     match parse(addr)? {
         Name::Unnamed => autobind(task, socket),
-        Name::Abstract(name) => bind_abstract(&task.net(), socket, name),
+        Name::Abstract(name) => bind_abstract(&net_of(socket)?, socket, name),
         Name::Path(path) => {
             let cx = Lookup::new(task.fs().get(), &**task);
             let made = crate::vfs::names::mknod(&cx, None, path, InodeKind::Socket, 0o777, 0);
@@ -152,13 +156,13 @@ pub fn bind(task: &Arc<Task>, socket: &Weak<UnixSocket>, addr: &[u8]) -> Result<
     }
 }
 
-/// The socket bound to an address. ECONNREFUSED if nobody is. A path may lead to a socket of another type than `kind`.
-pub fn find(task: &Task, addr: &[u8], kind: SocketType) -> Result<Arc<UnixSocket>> {
+/// The socket bound to an address, abstract names being those of `net`. ECONNREFUSED if nobody is. A path may lead to a socket of another type than `kind`.
+pub fn find(task: &Task, net: &NetNamespace, addr: &[u8], kind: SocketType) -> Result<Arc<UnixSocket>> {
     match parse(addr)? {
         Name::Unnamed => Err(Errno::ECONNREFUSED),
         Name::Abstract(name) => {
             let key = abstract_key(kind, name);
-            let found = task.net().abstract_names.lock().get(&key).and_then(Weak::upgrade);
+            let found = net.abstract_names.lock().get(&key).and_then(Weak::upgrade);
             found.and_then(|s| s.downcast::<UnixSocket>().ok()).ok_or(Errno::ECONNREFUSED)
         }
         Name::Path(path) => {

@@ -1,4 +1,5 @@
 //! fcntl(2) and flock(2).
+use std::any::Any;
 use std::sync::Arc;
 
 use guest_abi::file::{FOwnerEx, Flock};
@@ -11,8 +12,8 @@ use crate::event::{Events, WaitEnd};
 use crate::fs::pipe::pipe_of;
 use crate::ns::user::Caps;
 use crate::row;
-use crate::task::Task;
 use crate::task::limits::Resource;
+use crate::task::{Pid, Task};
 use crate::vfs::file::FileOwner;
 use crate::vfs::lock::{self, FileLocks, LOCK_END, LockOwner, RecordLock, Waiting};
 use crate::vfs::{File, OpenFlags, attr};
@@ -133,8 +134,8 @@ fn fcntl(task: &Arc<Task>, fd: Fd, op: u32, arg: u64) -> Result<u64> {
             set_owner(task, &file, kind, id)
         }
         raw::F_GETOWN => {
-            let owner = *file.owner();
-            let id = if owner.kind == F_OWNER_PGRP { -owner.id } else { owner.id };
+            let (kind, id) = owner_seen(task, &file);
+            let id = if kind == F_OWNER_PGRP { -id } else { id };
             Ok(i64::from(id) as u64)
         }
         F_SETOWN_EX => {
@@ -145,8 +146,8 @@ fn fcntl(task: &Arc<Task>, fd: Fd, op: u32, arg: u64) -> Result<u64> {
             set_owner(task, &file, owner.kind, owner.pid)
         }
         raw::F_GETOWN_EX => {
-            let owner = *file.owner();
-            let answer = FOwnerEx { kind: owner.kind, pid: owner.id };
+            let (kind, pid) = owner_seen(task, &file);
+            let answer = FOwnerEx { kind, pid };
             space()?.write(UserPtr::new(UserAddr(arg)), &answer).map(|()| 0)
         }
         raw::F_SETSIG => {
@@ -189,20 +190,37 @@ fn fcntl(task: &Arc<Task>, fd: Fd, op: u32, arg: u64) -> Result<u64> {
 }
 
 fn set_owner(task: &Arc<Task>, file: &File, kind: i32, id: i32) -> Result<u64> {
-    if id != 0 {
-        let ns = task.pid_namespace();
-        let exists = match kind {
-            F_OWNER_TID => ns.task(id).is_some(),
-            F_OWNER_PID => ns.group(id).is_some() || ns.task(id).is_some(),
-            _ => ns.process_group(id).is_some(),
-        };
-        if !exists {
+    let who = if id == 0 {
+        None
+    } else {
+        let pid = task.pid_namespace().pid(id).ok_or(Errno::ESRCH)?;
+        if !holds(&pid, kind) {
             return Err(Errno::ESRCH);
         }
-    }
-    let mut owner = file.owner();
-    *owner = FileOwner { kind, id, signal: owner.signal };
+        Some(pid as Arc<dyn Any + Send + Sync>)
+    };
+    let old = {
+        let mut owner = file.owner();
+        let signal = owner.signal;
+        core::mem::replace(&mut *owner, FileOwner { kind, who, signal })
+    };
+    drop(old);
     Ok(0)
+}
+
+/// Whether `pid` is in use as what F_OWNER_* `kind` says.
+fn holds(pid: &Pid, kind: i32) -> bool {
+    match kind {
+        F_OWNER_PGRP => pid.process_group().is_some(),
+        _ => pid.task().is_some() || pid.group().is_some(),
+    }
+}
+
+/// The owner's kind and its number as `task` sees it; 0 for one that it does not see or that is gone.
+fn owner_seen(task: &Task, file: &File) -> (i32, i32) {
+    let FileOwner { kind, who, .. } = file.owner().clone();
+    let pid = who.and_then(|w| w.downcast::<Pid>().ok()).filter(|pid| holds(pid, kind));
+    (kind, pid.map_or(0, |pid| pid.number_in(task.pid_namespace())))
 }
 
 fn set_status(task: &Arc<Task>, file: &File, arg: u64) -> Result<u64> {
@@ -264,7 +282,8 @@ fn owner_of(task: &Task, file: &Arc<File>, op: u32, l: &Flock) -> Result<(LockOw
         }
         return Ok((LockOwner::file(file), -1));
     }
-    Ok((LockOwner::Table(task.files().id()), task.group().pid().own()))
+    // Readers of all namespaces ask for it.
+    Ok((LockOwner::Table(task.files().id()), task.group().pid().global()))
 }
 
 fn lock_kind(l: &Flock) -> Result<Option<bool>> {
@@ -312,7 +331,10 @@ fn get_lock(task: &Arc<Task>, file: &Arc<File>, op: u32, ptr: UserPtr<Flock>) ->
             l.whence = 0;
             l.start = other.start as i64;
             l.len = if other.end >= LOCK_END { 0 } else { (other.end - other.start + 1) as i64 };
-            l.pid = other.pid;
+            l.pid = match other.pid {
+                -1 => -1,
+                global => task.kernel().root_pid_ns.pid(global).map_or(0, |p| p.number_in(task.pid_namespace())),
+            };
         }
     }
     space.write(ptr, &l)?;

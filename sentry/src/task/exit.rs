@@ -278,7 +278,7 @@ fn leave_children(
                 s.parent_task = Arc::downgrade(&sibling);
                 sibling.own_children.fetch_add(1, Ordering::Relaxed);
                 drop(s);
-                parent_death(&child);
+                parent_death(&child, task);
             }
         }
         return;
@@ -307,7 +307,7 @@ fn leave_children(
             t.own_children.fetch_add(1, Ordering::Relaxed);
         }
         child.exit_signal.store(Signal::SIGCHLD.number(), Ordering::Relaxed);
-        parent_death(&child);
+        parent_death(&child, task);
         if child.is_zombie() {
             if to.is_none() || notify(&child) {
                 dropped.extend(release(&child, kinship));
@@ -321,14 +321,16 @@ fn leave_children(
     }
 }
 
-/// PR_SET_PDEATHSIG of the tasks of `child`, whose parent task has just died.
-fn parent_death(child: &Arc<ThreadGroup>) {
+/// PR_SET_PDEATHSIG of the tasks of `child`, whose parent task has just died and counts as the sender: to the init of a namespace
+/// below it comes from outside.
+fn parent_death(child: &Arc<ThreadGroup>, parent: &Task) {
     if !child.wants_pdeath.load(Ordering::Relaxed) {
         return;
     }
     for t in child.tasks() {
         if let Some(signal) = Signal::new(t.pdeath_signal.load(Ordering::Relaxed)) {
-            let _ = signal::send_to_group(child, signal, signal::info::kernel(signal), Sender::Event);
+            let info = signal::send::info_from(parent, child, signal, signal::code::SI_USER);
+            let _ = signal::send_to_group(child, signal, info, Sender::Task(parent));
         }
     }
 }

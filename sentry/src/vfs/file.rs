@@ -276,12 +276,12 @@ pub trait CloseWatcher: Send + Sync {
 }
 
 /// F_SETOWN, F_SETSIG state (fcntl(2)).
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct FileOwner {
-    /// F_OWNER_* type and id; (0, 0) is none.
+    /// F_OWNER_* type.
     pub kind: i32,
-    /// Id in the setter's PID namespace.
-    pub id: i32,
+    /// Who, as a `task::Pid`; each reader sees the number of its own PID namespace.
+    pub who: Option<Arc<dyn Any + Send + Sync>>,
     /// F_SETSIG.
     pub signal: i32,
 }

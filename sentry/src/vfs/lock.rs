@@ -46,7 +46,7 @@ pub struct RecordLock {
     pub start: u64,
     /// Last byte.
     pub end: u64,
-    /// l_pid for F_GETLK; -1 for open file description locks.
+    /// The outermost number of the process, for F_GETLK's l_pid; -1 for open file description locks.
     pub pid: i32,
 }
 

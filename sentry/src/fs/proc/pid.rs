@@ -197,13 +197,10 @@ fn set_comm(cx: &Cx, caller: &dyn Caller, value: &[u8]) -> Result<()> {
 fn children(cx: &Cx) -> Result<Vec<u8>> {
     let task = cx.task()?;
     let mut out = String::new();
-    // Children belong to the process here; they show with its leader.
-    if task.is_leader() {
-        for child in task.group().children() {
-            let n = cx.number(child.pid());
-            if n > 0 {
-                let _ = write!(out, "{n} ");
-            }
+    for child in task.group().children() {
+        let n = cx.number(child.pid());
+        if n > 0 && child.parent_task().is_some_and(|t| std::sync::Arc::ptr_eq(&t, &task)) {
+            let _ = write!(out, "{n} ");
         }
     }
     Ok(out.into_bytes())

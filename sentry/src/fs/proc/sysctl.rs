@@ -77,7 +77,7 @@ static KERNEL_ROWS: &[Row] = &[
     fixed!("shmmax", "18446744073692774399"),
     fixed!("shmmni", "4096"),
     fixed!("tainted", "0"),
-    text("threads-max", 0o444, |cx| line(cx.kernel().config.max_tasks)),
+    setting("threads-max", 0o644, |cx| line(cx.kernel().max_tasks()), set_threads_max),
     fixed!("unprivileged_bpf_disabled", "2"),
     text("version", 0o444, |_| line(VERSION)),
     dir("yama", &[fixed!("ptrace_scope", "0")]),
@@ -232,6 +232,13 @@ fn set_name(cx: &Cx, caller: &dyn Caller, value: &[u8], set: fn(&UtsNamespace, V
         None => set(&cx.kernel().uts, name),
     }
     Ok(())
+}
+
+fn set_threads_max(cx: &Cx, caller: &dyn Caller, value: &[u8]) -> Result<()> {
+    if !caller.credentials().has(Caps::SYS_ADMIN) {
+        return Err(Errno::EPERM);
+    }
+    cx.kernel().set_max_tasks(usize::try_from(parse_number(value)?).map_err(|_| Errno::EINVAL)?)
 }
 
 fn set_pid_max(cx: &Cx, caller: &dyn Caller, value: &[u8]) -> Result<()> {
