@@ -19,6 +19,7 @@ mod process;
 mod ptrace;
 mod scale;
 mod scheduling;
+mod seccomp;
 mod shm;
 mod signal_actions;
 mod signal_queues;
@@ -40,6 +41,7 @@ const AREAS: &[&[Case]] = &[
     namespaces::CASES,
     pidfd::CASES,
     threads::CASES,
+    seccomp::CASES,
     signals::CASES,
     files::CASES,
     io::CASES,

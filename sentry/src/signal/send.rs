@@ -185,6 +185,11 @@ pub fn force_fatal(task: &Arc<Task>, signal: Signal) {
     force_with(task, signal, info::kernel(signal), true);
 }
 
+/// [`force_fatal`] with information of its own.
+pub fn force_fatal_with(task: &Arc<Task>, signal: Signal, info: SigInfo) {
+    force_with(task, signal, info, true);
+}
+
 /// [`force`] after an exception: the frame will show `trap`.
 pub fn force_trap(task: &Arc<Task>, signal: Signal, info: SigInfo, trap: TrapState) {
     task.signals.set_trap(trap);

@@ -27,6 +27,7 @@ pub mod process;
 pub mod ptrace;
 pub mod requested;
 pub mod sched;
+pub mod seccomp;
 pub mod shm;
 pub mod signal;
 mod slices;

@@ -18,7 +18,7 @@ use crate::{Errno, Result};
 pub const ROWS: &[Row] = &[
     row!(135, personality(persona: u32), fast personality, Partial, "recorded; only ADDR_NO_RANDOMIZE acts"),
     row!(157, prctl(option: i32, arg2: u64, arg3: u64, arg4: u64, arg5: u64), fast prctl, Partial,
-        "options that concern seccomp, machine checks, speculation and memory layout give EINVAL"),
+        "options that concern machine checks, speculation and memory layout give EINVAL"),
     row!(158, arch_prctl(code: u32, addr: u64), fast arch_prctl, Partial, "FS and GS bases, ARCH_GET_CPUID"),
 ];
 
@@ -95,7 +95,8 @@ fn prctl(task: &Arc<Task>, option: i32, a2: u64, a3: u64, a4: u64, a5: u64) -> R
             task.space()?.write(UserPtr::new(UserAddr(a2)), &task.comm())?;
             Ok(0)
         }
-        raw::PR_GET_SECCOMP => Ok(0),
+        raw::PR_GET_SECCOMP => Ok(task.seccomp.mode().into()),
+        raw::PR_SET_SECCOMP => super::seccomp::set_mode(task, a2, UserAddr(a3)),
         raw::PR_CAPBSET_READ => Ok(task.credentials().bounding.contains(cap(a2)?).into()),
         raw::PR_CAPBSET_DROP => {
             let c = cap(a2)?;

@@ -158,6 +158,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::pidfd::ROWS,
     super::process::ROWS,
     super::ptrace::ROWS,
+    super::seccomp::ROWS,
     super::sched::ROWS,
 ];
 

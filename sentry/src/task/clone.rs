@@ -8,7 +8,7 @@ use linux_raw_sys::general as raw;
 
 use super::limits::Resource;
 use super::task::NewTask;
-use super::{Task, ThreadGroup, pidfd, ptrace, run, session};
+use super::{Task, ThreadGroup, pidfd, ptrace, run, seccomp, session};
 use crate::event::{Events, WaitQueue};
 use crate::mm::Charge;
 use crate::ns::user::Caps;
@@ -310,6 +310,7 @@ fn publish(parent: &Arc<Task>, task: &Arc<Task>, flags: u64, traced: bool) -> Re
     let kernel = task.kernel();
     let kinship = kernel.kinship();
     let group = task.group();
+    seccomp::inherit(parent, task);
     if task.pid().numbers().iter().any(|(ns, _)| ns.exiting()) {
         return Err(Errno::ENOMEM);
     }

@@ -21,6 +21,7 @@ pub mod pid_namespace;
 pub mod pidfd;
 pub mod ptrace;
 pub mod run;
+pub mod seccomp;
 pub mod session;
 #[allow(clippy::module_inception)]
 pub mod task;

@@ -8,7 +8,7 @@ use guest_abi::UserAddr;
 
 use super::ptrace::debug::Watch;
 use super::ptrace::{self, flag};
-use super::{Task, exit};
+use super::{Task, exit, seccomp};
 use crate::Result;
 use crate::mm::FaultSignal;
 use crate::platform::Exit;
@@ -181,12 +181,14 @@ fn show_number(task: &Task, nr: u64) {
     }
 }
 
-/// A call of a task whose tracer watches calls or steps. The tracer may change number, arguments and result, or skip the call.
+/// A call that a tracer or seccomp looks at first. The tracer may change number, arguments and result, or skip the call.
 async fn traced_syscall(task: &Arc<Task>) {
     let wanted = !task.tracing.has(flag::SYSCALL | flag::EMULATE) || ptrace::stop::syscall_entry(task).await;
     if task.must_exit().is_some() {
         return;
     }
+    let skipped = task.context.lock().orig_rax as u32 == u32::MAX;
+    let wanted = wanted && (skipped || seccomp::admits(task).await);
     let (nr, args) = {
         let c = task.context.lock();
         (u64::from(c.orig_rax as u32), [c.rdi, c.rsi, c.rdx, c.r10, c.r8, c.r9])

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, A
 use super::limits::Resource;
 use super::nsproxy::NsProxy;
 use super::ptrace::Tracing;
+use super::seccomp::Seccomp;
 use super::{Pid, PidNamespace, ThreadGroup};
 use crate::event::{Events, Interruption, WaitEnd, WaitQueue};
 use crate::kernel::Kernel;
@@ -54,6 +55,8 @@ pub struct Task {
     pub signals: TaskSignals,
     /// Its tracer, and whether it stands in a stop.
     pub tracing: Tracing,
+    /// Which system calls it may still make.
+    pub seccomp: Seccomp,
     pub(super) space: Mutex<Option<Arc<AddressSpace>>>,
     pub(super) files: Mutex<Arc<FdTable>>,
     pub(super) fs: Mutex<Arc<FsContext>>,
@@ -128,6 +131,7 @@ impl Task {
             interruption: Interruption::default(),
             signals: n.signals,
             tracing: Tracing::default(),
+            seccomp: Seccomp::default(),
             space: Mutex::new(Rank::Leaf, Some(n.space)),
             files: Mutex::new(Rank::Leaf, n.files),
             fs: Mutex::new(Rank::Leaf, n.fs),

@@ -211,6 +211,11 @@ impl ThreadGroup {
         self.task_count.load(Ordering::Relaxed)
     }
 
+    /// Tasks that have not begun to exit.
+    pub fn live(&self) -> usize {
+        self.state.lock().live
+    }
+
     /// The parent; None for the sandbox's init and for one that was reaped.
     pub fn parent(&self) -> Option<Arc<ThreadGroup>> {
         self.state.lock().parent.upgrade()

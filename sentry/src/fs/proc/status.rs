@@ -111,7 +111,7 @@ pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
         s,
         "Threads:\t{}\nSigQ:\t{queued}/{}\nSigPnd:\t{:016x}\nShdPnd:\t{:016x}\nSigBlk:\t{:016x}\nSigIgn:\t{:016x}\n\
          SigCgt:\t{:016x}\nCapInh:\t{:016x}\nCapPrm:\t{:016x}\nCapEff:\t{:016x}\nCapBnd:\t{:016x}\nCapAmb:\t{:016x}\n\
-         NoNewPrivs:\t{}\nSeccomp:\t0\nSeccomp_filters:\t0\nSpeculation_Store_Bypass:\tvulnerable\n\
+         NoNewPrivs:\t{}\nSeccomp:\t{}\nSeccomp_filters:\t{}\nSpeculation_Store_Bypass:\tvulnerable\n\
          SpeculationIndirectBranch:\tconditional enabled\n",
         group.task_count(),
         group.limit(Resource::Sigpending).cur,
@@ -126,6 +126,8 @@ pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
         c.bounding.bits(),
         c.ambient.bits(),
         u8::from(c.no_new_privs),
+        task.seccomp.mode(),
+        task.seccomp.count(),
     );
     let cpus = cx.kernel().platform.cpus();
     let allowed = task.sched.affinity().intersection(&CpuSet::first(cpus));

@@ -24,7 +24,7 @@ use crate::{Errno, Result};
 pub mod option {
     pub const TRACESYSGOOD: u32 = 1;
     pub const EXITKILL: u32 = 1 << 20;
-    /// All but PTRACE_O_SUSPEND_SECCOMP, which a kernel without seccomp refuses.
+    /// All but PTRACE_O_SUSPEND_SECCOMP, which a kernel without checkpoints refuses.
     pub const KNOWN: u32 = 0xff | EXITKILL;
 }
 
@@ -37,6 +37,7 @@ pub mod event {
     pub const EXEC: i32 = 4;
     pub const VFORK_DONE: i32 = 5;
     pub const EXIT: i32 = 6;
+    pub const SECCOMP: i32 = 7;
     pub const STOP: i32 = 128;
 }
 
@@ -62,6 +63,8 @@ pub mod flag {
     pub const HANDLER: u32 = 256;
     /// It has hardware breakpoints, with or without a tracer.
     pub const WATCH: u32 = 512;
+    /// Seccomp judges its calls, with or without a tracer.
+    pub const SECCOMP: u32 = 1024;
     /// How it goes on.
     pub(super) const RESUME: u32 = SYSCALL | EMULATE | STEP;
 }
@@ -143,9 +146,9 @@ impl Tracing {
         self.has(flag::TRACED)
     }
 
-    /// Whether calls and steps concern a tracer.
+    /// Whether calls concern a tracer or seccomp.
     pub fn watches_calls(&self) -> bool {
-        self.has(flag::SYSCALL | flag::EMULATE | flag::STEP)
+        self.has(flag::SYSCALL | flag::EMULATE | flag::STEP | flag::SECCOMP)
     }
 
     /// The tracer; None without one, or once that is gone.
@@ -198,7 +201,7 @@ impl Tracing {
         let (relation, waker) = {
             let mut state = self.state.lock();
             let waker = self.end_stop(&mut state, data);
-            self.clear(!flag::WATCH);
+            self.clear(!(flag::WATCH | flag::SECCOMP));
             (state.relation.take(), waker)
         };
         if let Some(w) = waker.flatten() {
