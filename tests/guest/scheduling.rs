@@ -18,6 +18,7 @@ pub const CASES: &[Case] = &[
     ("sched_yield_lets_others_run", yields),
     ("sched_affinity_moves", affinity_moves),
     ("getpriority_setpriority", priorities),
+    ("ioprio", io_priorities),
 ];
 
 fn set(policy: i32, priority: i32) -> Result<i64, i32> {
@@ -319,4 +320,33 @@ fn priorities() {
         let init = ok(unsafe { libc::setpriority(libc::PRIO_PROCESS, libc::getppid() as u32, 19) });
         assert_eq!(init, Err(libc::EPERM));
     });
+}
+
+/// Needs root, to have the real-time class and to lose it.
+fn io_priorities() {
+    let get = |which: u64, who: u64| call(libc::SYS_ioprio_get, [which, who, 0, 0, 0, 0]);
+    let set = |who: u64, class: u64, level: u64| call(libc::SYS_ioprio_set, [1, who, (class << 13) | level, 0, 0, 0]);
+    assert_eq!(set(0, 2, 3), Ok(0));
+    assert_eq!(get(1, 0), Ok((2 << 13) | 3));
+    assert_eq!(get(1, u64::from(std::process::id())), Ok((2 << 13) | 3));
+    in_child(|| {
+        assert_eq!(get(1, 0), Ok((2 << 13) | 3), "a child has its parent's");
+        assert_eq!(unsafe { libc::setpgid(0, 0) }, 0);
+        assert_eq!(get(2, 0), Ok((2 << 13) | 3));
+        assert_eq!(set(0, 0, 0), Ok(0));
+        assert_eq!(get(2, 0), Ok((2 << 13) | 4), "by the nice value");
+        assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) }, 0);
+        assert_eq!(get(2, 0), Ok((2 << 13) | 6));
+        assert_eq!(set(0, 1, 2), Ok(0));
+        assert_eq!(get(2, 0), Ok((1 << 13) | 2));
+        assert_eq!(unsafe { libc::setresuid(1234, 1234, 1234) }, 0);
+        assert_eq!(set(0, 1, 3), Err(libc::EPERM));
+        assert_eq!(set(0, 3, 0), Ok(0));
+        assert_eq!(set(unsafe { libc::getppid() } as u64, 2, 0), Err(libc::EPERM));
+    });
+    assert_eq!(set(0, 0, 3), Err(libc::EINVAL));
+    assert_eq!(set(0, 4, 0), Err(libc::EINVAL));
+    assert_eq!(set(99_999_999, 2, 0), Err(libc::ESRCH));
+    assert_eq!(get(9, 0), Err(libc::EINVAL));
+    assert_eq!(get(1, 99_999_999), Err(libc::ESRCH));
 }

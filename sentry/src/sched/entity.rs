@@ -65,6 +65,7 @@ pub struct Entity {
     /// Weighted CPU time, ns.
     pub(super) vruntime: AtomicU64,
     nice: AtomicI32,
+    io_priority: AtomicU32,
     pub(super) last_cpu: AtomicUsize,
     /// Whether the affinity differs from all workers.
     pub(super) pinned: AtomicU32,
@@ -106,6 +107,7 @@ impl Entity {
         Entity {
             vruntime: AtomicU64::new(0),
             nice: AtomicI32::new(0),
+            io_priority: AtomicU32::new(0),
             last_cpu: AtomicUsize::new(0),
             pinned: AtomicU32::new(0),
             affinity: Mutex::new(Rank::Leaf, CpuSet::first(cpus)),
@@ -134,6 +136,7 @@ impl Entity {
         Entity {
             vruntime: AtomicU64::new(self.vruntime.load(Relaxed)),
             nice: AtomicI32::new(nice),
+            io_priority: AtomicU32::new(self.io_priority()),
             last_cpu: AtomicUsize::new(self.last_cpu.load(Relaxed)),
             pinned: AtomicU32::new(self.pinned.load(Relaxed)),
             affinity: Mutex::new(Rank::Leaf, self.affinity()),
@@ -144,6 +147,16 @@ impl Entity {
             queued: Mutex::new(Rank::Leaf, None),
             clock: CpuClock::new(group),
         }
+    }
+
+    /// What ioprio_set(2) was given: class and level; 0 if nothing.
+    pub fn io_priority(&self) -> u32 {
+        self.io_priority.load(Relaxed)
+    }
+
+    /// Keeps an I/O priority.
+    pub fn set_io_priority(&self, value: u32) {
+        self.io_priority.store(value, Relaxed);
     }
 
     /// Nice value, -20..=19.

@@ -12,6 +12,7 @@ pub mod futex;
 pub mod ids;
 pub mod inotify;
 pub mod io;
+pub mod ioprio;
 pub mod limits;
 pub mod memfd;
 pub mod memory;

@@ -54,7 +54,7 @@ fn find(task: &Arc<Task>, pid: i32) -> Result<Arc<Task>> {
 }
 
 /// Calls `f` on every task that `which` and `who` name. ESRCH if there is none.
-fn for_each(task: &Arc<Task>, which: i32, who: i32, f: &mut dyn FnMut(&Arc<Task>)) -> Result<()> {
+pub(super) fn for_each(task: &Arc<Task>, which: i32, who: i32, f: &mut dyn FnMut(&Arc<Task>)) -> Result<()> {
     let mut found = false;
     let mut all = |group: &Arc<ThreadGroup>, uid: Option<u32>| {
         for t in group.tasks() {
@@ -103,7 +103,7 @@ fn getpriority(task: &Arc<Task>, which: i32, who: i32) -> Result<u64> {
 }
 
 /// Whether `task` may schedule `target` at all; EPERM.
-fn may_schedule(task: &Task, target: &Task) -> Result<()> {
+pub(super) fn may_schedule(task: &Task, target: &Task) -> Result<()> {
     let (own, other) = (task.credentials(), target.credentials());
     if own.euid == other.euid || own.euid == other.uid || own.has(Caps::SYS_NICE) { Ok(()) } else { Err(Errno::EPERM) }
 }

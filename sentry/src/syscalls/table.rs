@@ -131,6 +131,7 @@ macro_rules! row {
 pub const TABLE_AREAS: &[&[Row]] = &[
     super::system::ROWS,
     super::epoll::ROWS,
+    super::ioprio::ROWS,
     super::memfd::ROWS,
     super::shm::ROWS,
     super::pipe::ROWS,
