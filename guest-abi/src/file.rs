@@ -1,6 +1,9 @@
 //! ABI structures of the file calls.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// Bytes one call of read(2), write(2) and their kin moves at most (MAX_RW_COUNT).
+pub const MAX_RW_COUNT: usize = 0x7fff_f000;
+
 /// struct statx_timestamp.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

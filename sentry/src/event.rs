@@ -49,18 +49,108 @@ enum Target {
 }
 
 struct Waiter {
-    key: u64,
     mask: Events,
     target: Target,
-    /// Woken one at a time by `wake_up_to`; `fired` from its wake until its future looks again.
-    exclusive: bool,
-    fired: bool,
+    list: List,
+    prev: u32,
+    next: u32,
 }
 
-#[derive(Default)]
+/// Which list a waiter is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum List {
+    /// Woken by every wake.
+    All,
+    /// Woken one at a time by `wake_up_to`, oldest first.
+    Exclusive,
+    /// An exclusive one that was woken, until its future looks again.
+    Fired,
+}
+
+const NOBODY: u32 = u32::MAX;
+
+/// Slots given back stay for reuse up to this number once the queue is empty.
+const KEPT_SLOTS: usize = 4;
+
+/// The ends of a list.
+#[derive(Clone, Copy)]
+struct Ends {
+    first: u32,
+    last: u32,
+}
+
+/// Waiters in slots, linked into lists: joining and leaving cost the same however many there are.
 struct Waiters {
-    next_key: u64,
-    list: Vec<Waiter>,
+    slots: Vec<Option<Waiter>>,
+    free: Vec<u32>,
+    ends: [Ends; 3],
+    count: usize,
+}
+
+impl Default for Waiters {
+    fn default() -> Self {
+        let none = Ends { first: NOBODY, last: NOBODY };
+        Waiters { slots: Vec::new(), free: Vec::new(), ends: [none; 3], count: 0 }
+    }
+}
+
+impl Waiters {
+    fn get(&mut self, key: u32) -> Option<&mut Waiter> {
+        self.slots.get_mut(key as usize)?.as_mut()
+    }
+
+    fn link(&mut self, key: u32, list: List) {
+        let last = self.ends[list as usize].last;
+        if let Some(w) = self.get(key) {
+            (w.list, w.prev, w.next) = (list, last, NOBODY);
+        }
+        match self.get(last) {
+            Some(before) => before.next = key,
+            None => self.ends[list as usize].first = key,
+        }
+        self.ends[list as usize].last = key;
+    }
+
+    fn unlink(&mut self, key: u32) {
+        let Some(&mut Waiter { list, prev, next, .. }) = self.get(key) else { return };
+        match self.get(prev) {
+            Some(before) => before.next = next,
+            None => self.ends[list as usize].first = next,
+        }
+        match self.get(next) {
+            Some(after) => after.prev = prev,
+            None => self.ends[list as usize].last = prev,
+        }
+    }
+
+    fn insert(&mut self, mask: Events, target: Target, list: List) -> u32 {
+        let waiter = Some(Waiter { mask, target, list, prev: NOBODY, next: NOBODY });
+        let key = if let Some(key) = self.free.pop() {
+            if let Some(slot) = self.slots.get_mut(key as usize) {
+                *slot = waiter;
+            }
+            key
+        } else {
+            self.slots.push(waiter);
+            // As many waiters as tasks and watches: far fewer than u32::MAX.
+            u32::try_from(self.slots.len() - 1).unwrap_or(NOBODY)
+        };
+        self.count += 1;
+        self.link(key, list);
+        key
+    }
+
+    fn remove(&mut self, key: u32) -> Option<Waiter> {
+        self.unlink(key);
+        let taken = self.slots.get_mut(key as usize)?.take()?;
+        self.count -= 1;
+        if self.count == 0 && self.slots.len() > KEPT_SLOTS {
+            (self.slots, self.free) = (Vec::new(), Vec::new());
+        } else {
+            self.free.push(key);
+        }
+        Some(taken)
+    }
 }
 
 /// Those who wait for an object. Cheap when empty.
@@ -78,26 +168,33 @@ impl Default for WaitQueue {
 /// A place in a wait queue; leaving on drop.
 pub struct Registration {
     queue: Arc<WaitQueue>,
-    key: u64,
+    key: u32,
 }
 
 impl Registration {
     /// Makes an exclusive waiter that was woken eligible again.
     fn rearm(&self) {
-        if let Some(w) = self.queue.waiters.lock().list.iter_mut().find(|x| x.key == self.key) {
-            w.fired = false;
+        let mut waiters = self.queue.waiters.lock();
+        if waiters.get(self.key).is_some_and(|w| w.list == List::Fired) {
+            waiters.unlink(self.key);
+            waiters.link(self.key, List::Exclusive);
         }
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let mut w = self.queue.waiters.lock();
-        if let Some(i) = w.list.iter().position(|x| x.key == self.key) {
-            w.list.remove(i);
-        }
-        if w.list.is_empty() {
-            self.queue.occupied.store(false, Ordering::SeqCst);
+        let left = {
+            let mut w = self.queue.waiters.lock();
+            let left = w.remove(self.key);
+            if w.count == 0 {
+                self.queue.occupied.store(false, Ordering::SeqCst);
+            }
+            left
+        };
+        // Woken for something that it did not look at: the next one takes its place.
+        if let Some(Waiter { list: List::Fired, mask, .. }) = left {
+            self.queue.wake_exclusive(mask, 1);
         }
     }
 }
@@ -121,24 +218,48 @@ impl WaitQueue {
         }
         let mut woken = Vec::new();
         let mut observers = Vec::new();
-        let mut count = 0;
-        for w in &mut self.waiters.lock().list {
-            if w.mask.union(Events::ERR | Events::HUP).intersects(events) {
-                match &w.target {
-                    Target::Observer(o) => observers.push(o.clone()),
-                    Target::Waker(waker) if !w.exclusive => woken.push(waker.clone()),
-                    Target::Waker(waker) if count < limit && !w.fired => {
-                        w.fired = true;
-                        count += 1;
-                        woken.push(waker.clone());
+        {
+            let mut waiters = self.waiters.lock();
+            let mut at = waiters.ends[List::All as usize].first;
+            while let Some(w) = waiters.get(at) {
+                if w.mask.union(Events::ERR | Events::HUP).intersects(events) {
+                    match &w.target {
+                        Target::Observer(o) => observers.push(o.clone()),
+                        Target::Waker(waker) => woken.push(waker.clone()),
                     }
-                    Target::Waker(_) => {}
                 }
+                at = w.next;
             }
         }
         for o in observers {
             o.notify(events);
         }
+        for w in woken {
+            w.wake();
+        }
+        self.wake_exclusive(events, limit)
+    }
+
+    fn wake_exclusive(&self, events: Events, limit: usize) -> usize {
+        let mut woken = Vec::new();
+        {
+            let mut waiters = self.waiters.lock();
+            let mut at = waiters.ends[List::Exclusive as usize].first;
+            while woken.len() < limit
+                && let Some(w) = waiters.get(at)
+            {
+                let next = w.next;
+                if w.mask.union(Events::ERR | Events::HUP).intersects(events)
+                    && let Target::Waker(waker) = &w.target
+                {
+                    woken.push(waker.clone());
+                    waiters.unlink(at);
+                    waiters.link(at, List::Fired);
+                }
+                at = next;
+            }
+        }
+        let count = woken.len();
         for w in woken {
             w.wake();
         }
@@ -153,9 +274,7 @@ impl WaitQueue {
     fn add(self: &Arc<Self>, mask: Events, target: Target, exclusive: bool) -> Registration {
         let mut w = self.waiters.lock();
         self.occupied.store(true, Ordering::SeqCst);
-        w.next_key += 1;
-        let key = w.next_key;
-        w.list.push(Waiter { key, mask, target, exclusive, fired: false });
+        let key = w.insert(mask, target, if exclusive { List::Exclusive } else { List::All });
         Registration { queue: self.clone(), key }
     }
 
@@ -287,5 +406,70 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitFor<'_, F> {
             return Poll::Ready(Err(WaitEnd::TimedOut));
         }
         Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Count {
+        fn get(&self) -> usize {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    fn waiter() -> (Arc<Count>, Waker) {
+        let count = Arc::new(Count::default());
+        (count.clone(), Waker::from(count))
+    }
+
+    #[test]
+    fn exclusive_waiters_go_one_by_one_and_hand_on() {
+        let queue = WaitQueue::new();
+        let made: Vec<_> = (0..3).map(|_| waiter()).collect();
+        let add = |w: &Waker| queue.add(Events::IN, Target::Waker(w.clone()), true);
+        let mut places: Vec<_> = made.iter().map(|(_, w)| Some(add(w))).collect();
+        let counts = || made.iter().map(|(c, _)| c.get()).collect::<Vec<_>>();
+        assert_eq!(queue.wake_up_to(Events::OUT, 1), 0);
+        assert_eq!(queue.wake_up_to(Events::IN, 1), 1);
+        assert_eq!(counts(), [1, 0, 0]);
+        assert_eq!(queue.wake_up_to(Events::IN, 1), 1);
+        assert_eq!(counts(), [1, 1, 0], "one that was woken is passed over");
+        places[0] = None;
+        assert_eq!(counts(), [1, 1, 1], "one that leaves without a look hands on");
+        assert_eq!(queue.wake_up_to(Events::IN, 1), 0);
+        places[1].as_ref().unwrap().rearm();
+        assert_eq!(queue.wake_up_to(Events::IN, 5), 1);
+        assert_eq!(counts(), [1, 2, 1]);
+        places.clear();
+        assert!(!queue.is_occupied());
+    }
+
+    #[test]
+    fn leaving_does_not_depend_on_the_number() {
+        let queue = WaitQueue::new();
+        let (count, waker) = waiter();
+        let mut places: Vec<_> = (0..100_000).map(|_| queue.register(Events::IN, &waker)).collect();
+        // Any order: the middle, the ends.
+        let kept = places.split_off(99_997);
+        for place in places.into_iter().rev().step_by(1) {
+            drop(place);
+        }
+        queue.wake(Events::IN);
+        assert_eq!(count.get(), 3);
+        drop(kept);
+        assert!(!queue.is_occupied() && queue.waiters.lock().slots.is_empty());
     }
 }

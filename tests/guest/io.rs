@@ -35,6 +35,7 @@ pub const CASES: &[Case] = &[
     ("long_reads_share_position", long_reads),
     ("long_appends_stay_whole", long_appends),
     ("populate_is_whole", populate),
+    ("accept_by_many", accept_by_many),
 ];
 
 fn pipe() -> (std::fs::File, std::fs::File) {
@@ -603,4 +604,47 @@ fn populate() {
     unsafe { libc::munmap(at.cast::<u8>().add(LEN / 2).cast(), 4096) };
     assert_eq!(ok(unsafe { libc::madvise(at, LEN, libc::MADV_POPULATE_WRITE) }), Err(libc::ENOMEM));
     unsafe { libc::munmap(at, LEN) };
+}
+
+/// Every connection finds one of many acceptors, also when some of them are called away by a signal.
+fn accept_by_many() {
+    extern "C" fn nothing(_: i32) {}
+    super::sys::handle(libc::SIGUSR1, nothing as *const () as usize, 0);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (addr, fd) = (listener.local_addr().unwrap(), listener.as_raw_fd());
+    const THREADS: usize = 12;
+    let accepted = std::sync::atomic::AtomicUsize::new(0);
+    thread::scope(|s| {
+        let (told, tids) = std::sync::mpsc::channel();
+        let accepted = &accepted;
+        let acceptors: Vec<i32> = (0..THREADS)
+            .map(|_| {
+                let told = told.clone();
+                s.spawn(move || {
+                    told.send(unsafe { libc::gettid() }).unwrap();
+                    loop {
+                        let none = std::ptr::null_mut();
+                        match ok(unsafe { libc::accept(fd, none, none.cast()) }) {
+                            Ok(fd) => {
+                                unsafe { libc::close(fd as i32) };
+                                accepted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                                return;
+                            }
+                            Err(e) => assert_eq!(e, libc::EINTR),
+                        }
+                    }
+                });
+                tids.recv().unwrap()
+            })
+            .collect();
+        let mut clients = Vec::new();
+        for (i, tid) in acceptors.iter().enumerate() {
+            if i % 3 == 0 {
+                // One that has had its connection may be gone.
+                unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), *tid, libc::SIGUSR1) };
+            }
+            clients.push(std::net::TcpStream::connect(addr).unwrap());
+        }
+    });
+    assert_eq!(accepted.load(std::sync::atomic::Ordering::SeqCst), THREADS);
 }

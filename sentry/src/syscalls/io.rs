@@ -1,6 +1,7 @@
 //! read(2), write(2), their vector and positioned forms, lseek(2), ioctl(2).
 use std::sync::Arc;
 
+use guest_abi::file::MAX_RW_COUNT;
 use guest_abi::types::Iovec;
 use guest_abi::{UserAddr, UserPtr};
 use linux_raw_sys::{general as raw, ioctl};
@@ -38,8 +39,6 @@ pub const ROWS: &[Row] = &[
         both pwritev2_fast, pwritev2_slow, Partial, "no RWF_ATOMIC, RWF_DONTCACHE"),
 ];
 
-/// Bytes one call moves at most (MAX_RW_COUNT).
-pub const MAX_RW_COUNT: u64 = 0x7fff_f000;
 /// IOV_MAX.
 const IOV_MAX: u64 = 1024;
 /// Writes up to this many bytes are all or nothing on pipes (PIPE_BUF).
@@ -60,7 +59,7 @@ impl Buffers {
         if !addr.range_ok(len) {
             return Err(Errno::EFAULT);
         }
-        Ok(Buffers::One(addr, len.min(MAX_RW_COUNT) as usize))
+        Ok(Buffers::One(addr, len.min(MAX_RW_COUNT as u64) as usize))
     }
 
     /// An iovec array (readv(2)): EINVAL for too many or a negative length, EFAULT.
@@ -69,7 +68,7 @@ impl Buffers {
             return Err(Errno::EINVAL);
         }
         let entries = space.read_array(iov, count as usize)?;
-        let mut left = MAX_RW_COUNT;
+        let mut left = MAX_RW_COUNT as u64;
         let mut out = Vec::with_capacity(entries.len());
         for e in entries {
             if i64::try_from(e.len).is_err() {

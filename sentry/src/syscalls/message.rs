@@ -1,18 +1,19 @@
 //! sendto(2), sendmsg(2), sendmmsg(2), recvfrom(2), recvmsg(2), recvmmsg(2): messages, their addresses and control data.
 use std::sync::Arc;
 
+use guest_abi::file::MAX_RW_COUNT;
 use guest_abi::types::{Iovec, Timespec};
 use guest_abi::{UserAddr, UserPtr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::args::Fd;
+use super::io::broken_pipe;
 use super::poll::timespec_ns;
 use super::socket::{ADDRESS_MAX, deadline, interrupted, read_address, write_address};
 use crate::event::{Events, WaitEnd};
 use crate::mm::{IoDest, IoSource};
 use crate::ns::user::Caps;
 use crate::row;
-use crate::signal::{Sender, Signal, code, info, send_to_task};
 use crate::socket::message::{Creds, InFlight, Received};
 use crate::socket::{SendRequest, Socket, SocketType, msg, socket_of};
 use crate::syscalls::table::Row;
@@ -61,8 +62,6 @@ pub struct MmsgHdr {
 }
 
 const IOV_MAX: u64 = 1024;
-/// Largest transfer of one call (MAX_RW_COUNT).
-const MAX_RW: u64 = 0x7fff_f000;
 /// net.core.optmem_max.
 const CONTROL_MAX: u64 = 131_072;
 /// SCM_MAX_FD.
@@ -79,7 +78,7 @@ fn buffers(task: &Task, iov: UserAddr, count: u64) -> Result<Vec<(UserAddr, usiz
     let count = usize::try_from(count).map_err(|_| Errno::EMSGSIZE)?;
     let entries: Vec<Iovec> =
         if count == 0 { Vec::new() } else { task.space()?.read_array(UserPtr::new(iov), count)? };
-    let mut left = MAX_RW;
+    let mut left = MAX_RW_COUNT as u64;
     let mut out = Vec::with_capacity(entries.len());
     for e in entries {
         if i64::try_from(e.len).is_err() {
@@ -102,7 +101,7 @@ struct Outgoing {
 }
 
 fn plain_outgoing(task: &Task, buf: UserAddr, len: u64, dest: UserAddr, addrlen: i32) -> Result<Outgoing> {
-    let len = usize::try_from(len.min(MAX_RW)).map_err(|_| Errno::EINVAL)?;
+    let len = usize::try_from(len.min(MAX_RW_COUNT as u64)).map_err(|_| Errno::EINVAL)?;
     let to = if dest.is_null() { None } else { Some(read_address(task, dest, addrlen)?).filter(|a| !a.is_empty()) };
     Ok(Outgoing { to, iov: vec![(buf, len)], ..Outgoing::default() })
 }
@@ -189,15 +188,9 @@ fn read_credentials(task: &Task, data: &[u8]) -> Result<Creds> {
     Ok(Creds { pid, uid, gid, groups: None })
 }
 
-fn sigpipe(task: &Arc<Task>) {
-    let uid = task.credentials().uid;
-    let signal = info::from_process(Signal::SIGPIPE, code::SI_USER, task.group().tgid(), uid);
-    let _ = send_to_task(task, Signal::SIGPIPE, signal, Sender::Event);
-}
-
 fn failed(task: &Arc<Task>, socket: &dyn Socket, flags: u32, error: Errno) -> Errno {
     if error == Errno::EPIPE && flags & msg::NOSIGNAL == 0 && socket.options().kind == SocketType::Stream {
-        sigpipe(task);
+        broken_pipe(task);
     }
     error
 }
@@ -418,7 +411,7 @@ fn finish_recvfrom(
 }
 
 fn one_buffer(buf: UserAddr, len: u64) -> Result<Vec<(UserAddr, usize)>> {
-    Ok(vec![(buf, usize::try_from(len.min(MAX_RW)).map_err(|_| Errno::EINVAL)?)])
+    Ok(vec![(buf, usize::try_from(len.min(MAX_RW_COUNT as u64)).map_err(|_| Errno::EINVAL)?)])
 }
 
 fn recvfrom_fast(

@@ -2,9 +2,10 @@
 use std::sync::Arc;
 
 use guest_abi::UserPtr;
+use guest_abi::file::MAX_RW_COUNT;
 
 use super::args::{Bits, Fd};
-use super::io::{self, MAX_RW_COUNT, Owned};
+use super::io::{self, Owned};
 use super::table::Row;
 use super::{place, slices};
 use crate::event::Events;
@@ -184,7 +185,7 @@ async fn sendfile(task: &Arc<Task>, out_fd: Fd, in_fd: Fd, offset: UserPtr<i64>,
     if i64::try_from(count).is_err() || output.flags().contains(OpenFlags::APPEND) {
         return Err(Errno::EINVAL);
     }
-    let len = bounded(count.min(MAX_RW_COUNT) as usize, &output);
+    let len = bounded(count.min(MAX_RW_COUNT as u64) as usize, &output);
     let mut from = match pipe_of(&input) {
         Some(pipe) => From::Pipe(pipe.clone(), input.clone(), true),
         None if input.kind() == Some(InodeKind::Directory) => return Err(Errno::EINVAL),
@@ -248,7 +249,7 @@ async fn splice(
         None => From::Stream(input.clone()),
     };
     let mut to = To { file: output.clone(), pos: at_out };
-    let len = bounded(len.min(MAX_RW_COUNT) as usize, &output);
+    let len = bounded(len.min(MAX_RW_COUNT as u64) as usize, &output);
     let n = transfer(task, &mut from, &mut to, len, flags.0 & SPLICE_NONBLOCK == 0).await?;
     if let From::At(file, pos) = &from {
         settle(task, file, off_in, *pos)?;
@@ -303,7 +304,7 @@ async fn copy_file_range(
         return Err(Errno::EBADF);
     }
     let (mut from, mut to) = (start(&input, at_in), start(&output, at_out));
-    let len = len.min(MAX_RW_COUNT);
+    let len = len.min(MAX_RW_COUNT as u64);
     let ends = (from.checked_add(len).ok_or(Errno::EOVERFLOW)?, to.checked_add(len).ok_or(Errno::EOVERFLOW)?);
     let same = match (input.path(), output.path()) {
         (Some(a), Some(b)) => Arc::ptr_eq(a.inode(), b.inode()),

@@ -1,5 +1,5 @@
 //! Advisory file locks: POSIX record locks, open file description locks, flock(2). Owns who holds what; the system calls wait.
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -52,7 +52,9 @@ pub struct RecordLock {
 
 #[derive(Default)]
 struct Held {
-    records: Vec<RecordLock>,
+    /// Record locks of each owner by first byte; those of one owner do not overlap.
+    records: HashMap<LockOwner, BTreeMap<u64, RecordLock>>,
+    count: usize,
     charge: Option<Charge>,
     /// flock: (file, exclusive).
     whole: Vec<(usize, bool)>,
@@ -65,12 +67,64 @@ impl Held {
     /// Charges what setting a lock may add: two pieces. ENOMEM.
     fn reserve(&mut self, platform: &Arc<dyn Platform>) -> Result<()> {
         let charge = self.charge.get_or_insert_with(|| Charge::empty(platform, KernelMemory::Slab));
-        let (need, have) = (self.records.len().saturating_add(2), charge.bytes() / LOCK_COST);
+        let (need, have) = (self.count.saturating_add(2), charge.bytes() / LOCK_COST);
         if need > have || have > need.saturating_mul(4) {
             charge.resize(need.saturating_mul(2).saturating_mul(LOCK_COST))?;
         }
         Ok(())
     }
+
+    /// The first lock that stands against `want`.
+    fn conflict(&self, want: &RecordLock) -> Option<RecordLock> {
+        let others = self.records.iter().filter(|(owner, _)| **owner != want.owner);
+        let found = others.filter_map(|(_, locks)| {
+            overlapping(locks, want.start, want.end).filter(|l| l.exclusive || want.exclusive).last()
+        });
+        found.min_by_key(|l| l.start).copied()
+    }
+
+    /// Takes `start..=end` out of what `owner` holds.
+    fn carve(&mut self, owner: LockOwner, start: u64, end: u64) {
+        let Some(locks) = self.records.get_mut(&owner) else { return };
+        let cut: Vec<RecordLock> = overlapping(locks, start, end).copied().collect();
+        for l in cut {
+            locks.remove(&l.start);
+            self.count -= 1;
+            let below = (l.start < start).then(|| RecordLock { end: start - 1, ..l });
+            let above = (l.end > end).then(|| RecordLock { start: end + 1, ..l });
+            for piece in below.into_iter().chain(above) {
+                locks.insert(piece.start, piece);
+                self.count += 1;
+            }
+        }
+        if locks.is_empty() {
+            self.records.remove(&owner);
+        }
+    }
+
+    /// Adds a lock where its owner holds nothing, joined with neighbours of its kind.
+    fn insert(&mut self, mut new: RecordLock) {
+        let locks = self.records.entry(new.owner).or_default();
+        let before = locks.range(..new.start).next_back().map(|(_, l)| *l);
+        if let Some(l) = before.filter(|l| l.exclusive == new.exclusive && l.end.saturating_add(1) == new.start) {
+            locks.remove(&l.start);
+            self.count -= 1;
+            new.start = l.start;
+        }
+        let after = new.end.checked_add(1).and_then(|next| locks.get(&next)).copied();
+        if let Some(l) = after.filter(|l| l.exclusive == new.exclusive) {
+            locks.remove(&l.start);
+            self.count -= 1;
+            new.end = l.end;
+        }
+        locks.insert(new.start, new);
+        self.count += 1;
+    }
+}
+
+/// Those that overlap `start..=end`, the last one first.
+fn overlapping(locks: &BTreeMap<u64, RecordLock>, start: u64, end: u64) -> impl Iterator<Item = &RecordLock> {
+    locks.range(..=end).rev().map(|(_, l)| l).take_while(move |l| l.end >= start)
 }
 
 /// The locks of one inode, attached to it.
@@ -107,23 +161,22 @@ impl FileLocks {
 
     /// The first lock that stands against `want` (F_GETLK).
     pub fn conflict(&self, want: &RecordLock) -> Option<RecordLock> {
-        let held = self.held.lock_nested();
-        held.records.iter().copied().find(|l| conflicts(l, want))
+        self.held.lock_nested().conflict(want)
     }
 
     /// Sets a lock: Err gives the lock in the way, or ENOLCK.
     pub fn set(&self, platform: &Arc<dyn Platform>, want: RecordLock) -> Result<(), (Errno, Option<RecordLock>)> {
         {
             let mut held = self.held.lock_nested();
-            if let Some(other) = held.records.iter().find(|l| conflicts(l, &want)) {
-                return Err((Errno::EAGAIN, Some(*other)));
+            if let Some(other) = held.conflict(&want) {
+                return Err((Errno::EAGAIN, Some(other)));
             }
-            if held.records.len() >= LOCKS_MAX {
+            if held.count >= LOCKS_MAX {
                 return Err((Errno::ENOLCK, None));
             }
             held.reserve(platform).map_err(|_| (Errno::ENOLCK, None))?;
-            carve(&mut held.records, want.owner, want.start, want.end);
-            insert(&mut held.records, want);
+            held.carve(want.owner, want.start, want.end);
+            held.insert(want);
         }
         // A write lock may have become a read lock.
         self.changed();
@@ -135,11 +188,13 @@ impl FileLocks {
         {
             let mut held = self.held.lock_nested();
             // Only a hole in the middle of a lock makes one more of it.
-            let splits = held.records.iter().any(|l| l.owner == owner && l.start < start && l.end > end);
-            if splits && held.records.len() >= LOCKS_MAX {
+            let splits = held.records.get(&owner).is_some_and(|locks| {
+                overlapping(locks, start, end).next().is_some_and(|l| l.start < start && l.end > end)
+            });
+            if splits && held.count >= LOCKS_MAX {
                 return Err(Errno::ENOLCK);
             }
-            carve(&mut held.records, owner, start, end);
+            held.carve(owner, start, end);
         }
         self.changed();
         Ok(())
@@ -148,9 +203,9 @@ impl FileLocks {
     fn unset_all(&self, owner: LockOwner) {
         let changed = {
             let mut held = self.held.lock_nested();
-            let before = held.records.len();
-            held.records.retain(|l| l.owner != owner);
-            held.records.len() != before
+            let gone = held.records.remove(&owner).map_or(0, |locks| locks.len());
+            held.count -= gone;
+            gone > 0
         };
         if changed {
             self.changed();
@@ -196,43 +251,6 @@ impl FileLocks {
             self.changed();
         }
     }
-}
-
-fn conflicts(held: &RecordLock, want: &RecordLock) -> bool {
-    held.owner != want.owner && held.start <= want.end && want.start <= held.end && (held.exclusive || want.exclusive)
-}
-
-/// Takes `start..=end` out of what `owner` holds.
-fn carve(records: &mut Vec<RecordLock>, owner: LockOwner, start: u64, end: u64) {
-    let mut pieces = Vec::new();
-    records.retain_mut(|l| {
-        if l.owner != owner || l.end < start || end < l.start {
-            return true;
-        }
-        if l.end > end {
-            pieces.push(RecordLock { start: end + 1, ..*l });
-        }
-        if l.start < start {
-            l.end = start - 1;
-            return true;
-        }
-        false
-    });
-    records.extend(pieces);
-}
-
-/// Adds a lock, joined with neighbours of its kind.
-fn insert(records: &mut Vec<RecordLock>, mut new: RecordLock) {
-    records.retain(|l| {
-        let same = l.owner == new.owner && l.exclusive == new.exclusive;
-        let touches = l.start <= new.end.saturating_add(1) && new.start <= l.end.saturating_add(1);
-        if same && touches {
-            new.start = new.start.min(l.start);
-            new.end = new.end.max(l.end);
-        }
-        !(same && touches)
-    });
-    records.push(new);
 }
 
 /// Drops the POSIX locks that the table `id` holds on what `file` shows: any close of the file does so (fcntl(2)).
@@ -330,6 +348,27 @@ mod tests {
         locks.unset(LockOwner::Table(2), 0, LOCK_END).unwrap();
         locks.set(&sim, lock(1, true, 40, 59)).unwrap();
         assert_eq!(locks.conflict(&lock(3, false, 50, 50)).map(|l| (l.start, l.end)), Some((0, 99)));
+        locks.set(&sim, lock(1, false, 10, 19)).unwrap();
+        assert!(locks.conflict(&lock(3, false, 10, 19)).is_none());
+        assert_eq!(locks.conflict(&lock(3, false, 0, LOCK_END)).map(|l| (l.start, l.end)), Some((0, 9)));
+        locks.set(&sim, lock(2, false, 5, LOCK_END)).unwrap_err();
+        locks.set(&sim, lock(1, true, 5, 30)).unwrap();
+        assert_eq!(locks.conflict(&lock(3, true, 50, 50)).map(|l| (l.start, l.end)), Some((0, 99)));
+        assert_eq!(locks.held.lock().count, 1);
+    }
+
+    #[test]
+    fn many_locks_are_set_and_found_quickly() {
+        let sim: Arc<dyn Platform> = SimPlatform::new(1);
+        let locks = FileLocks::default();
+        for i in 0..LOCKS_MAX as u64 - 1 {
+            locks.set(&sim, lock(1, true, 2 * i, 2 * i)).unwrap();
+        }
+        assert_eq!(locks.conflict(&lock(2, true, 1000, 1001)).map(|l| l.start), Some(1000));
+        locks.set(&sim, lock(1, true, 200_001, 200_001)).unwrap();
+        assert_eq!(locks.set(&sim, lock(1, true, 200_003, 200_003)), Err((Errno::ENOLCK, None)));
+        locks.unset(LockOwner::Table(1), 0, LOCK_END).unwrap();
+        assert_eq!(locks.held.lock().count, 0);
     }
 
     #[test]

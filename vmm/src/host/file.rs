@@ -3,6 +3,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_abi::Errno;
+use guest_abi::file::MAX_RW_COUNT;
 use guest_abi::types::Stat;
 use sentry::platform::PhysRange;
 use sentry::platform::host::{HostFile, Window};
@@ -10,9 +11,6 @@ use sentry::platform::host::{HostFile, Window};
 use super::vectored::{self, Buffers, Way};
 use super::{errno, stat};
 use crate::memory::GuestMemory;
-
-/// Most bytes of one transfer (MAX_RW_COUNT).
-const MOST: usize = 0x7fff_f000;
 
 /// An open file.
 pub struct RegularFile {
@@ -35,7 +33,7 @@ impl HostFile for RegularFile {
     }
 
     fn read_phys(&self, offset: u64, dst: &[PhysRange]) -> Result<usize, Errno> {
-        vectored::read(self.fd.as_fd(), &Buffers::guest(&self.memory, dst, MOST)?, Way::At(offset))
+        vectored::read(self.fd.as_fd(), &Buffers::guest(&self.memory, dst, MAX_RW_COUNT)?, Way::At(offset))
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize, Errno> {
@@ -43,11 +41,11 @@ impl HostFile for RegularFile {
     }
 
     fn write_phys(&self, offset: u64, src: &[PhysRange]) -> Result<usize, Errno> {
-        vectored::write(self.fd.as_fd(), &Buffers::guest(&self.memory, src, MOST)?, Way::At(offset))
+        vectored::write(self.fd.as_fd(), &Buffers::guest(&self.memory, src, MAX_RW_COUNT)?, Way::At(offset))
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<usize, Errno> {
-        vectored::write(self.fd.as_fd(), &Buffers::sending(src, MOST), Way::At(offset))
+        vectored::write(self.fd.as_fd(), &Buffers::sending(src, MAX_RW_COUNT), Way::At(offset))
     }
 
     fn truncate(&self, len: u64) -> Result<(), Errno> {

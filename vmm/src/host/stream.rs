@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_abi::Errno;
+use guest_abi::file::MAX_RW_COUNT;
 use guest_abi::types::Stat;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
@@ -17,8 +18,6 @@ use super::{errno, stat, terminal};
 use crate::memory::GuestMemory;
 use crate::reactor::{Reactor, Watch};
 
-/// Most bytes of one transfer (MAX_RW_COUNT).
-const MOST: usize = 0x7fff_f000;
 /// What a pipe or terminal that polls writable takes without blocking (PIPE_BUF).
 const ATOMIC: usize = 4096;
 
@@ -199,7 +198,7 @@ impl Stream {
 
     /// `cut` gives at most that many bytes of the source.
     fn send<'a>(&self, cut: impl Fn(usize) -> Result<Buffers<'a>, Errno>) -> Result<usize, Errno> {
-        let most = if self.manner == Manner::Polled { ATOMIC } else { MOST };
+        let most = if self.manner == Manner::Polled { ATOMIC } else { MAX_RW_COUNT };
         match vectored::write(self.fd(), &cut(most)?, self.way(PollFlags::OUT)?) {
             Err(Errno::EOPNOTSUPP) if self.manner == Manner::NoWait => {
                 if self.ready(PollFlags::OUT)?.is_empty() {
@@ -226,7 +225,7 @@ impl HostStream for Stream {
     }
 
     fn read_phys(&self, dst: &[PhysRange]) -> Result<usize, Errno> {
-        self.fill(&Buffers::guest(&self.memory, dst, MOST)?)
+        self.fill(&Buffers::guest(&self.memory, dst, MAX_RW_COUNT)?)
     }
 
     fn write_phys(&self, src: &[PhysRange]) -> Result<usize, Errno> {

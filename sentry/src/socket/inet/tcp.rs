@@ -210,7 +210,8 @@ impl TcpSocket {
                 listener.pending.push_back(server);
             }
         }
-        target.queue().wake(Events::READABLE);
+        // One connection is for one of those who wait in accept(2).
+        target.queue().wake_up_to(Events::READABLE, 1);
         self.queue().wake(Events::WRITABLE);
         Ok(())
     }
