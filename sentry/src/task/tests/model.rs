@@ -392,13 +392,12 @@ impl Model {
         }
         let numbers = self.groups[&target].numbers.clone();
         let pg = if pgid == pid {
-            match self.named(&numbers) {
-                Some(pg) => pg,
-                None => {
-                    let pg = self.fresh();
-                    self.new_process_group(pg, session, numbers);
-                    pg
-                }
+            if let Some(pg) = self.named(&numbers) {
+                pg
+            } else {
+                let pg = self.fresh();
+                self.new_process_group(pg, session, numbers);
+                pg
             }
         } else {
             let found = self.process_groups.iter().find(|(_, pg)| Self::number_in(&pg.numbers, home) == pgid);
