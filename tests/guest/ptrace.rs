@@ -28,6 +28,7 @@ pub const CASES: &[Case] = &[
     ("ptrace_restart", restart),
     ("ptrace_refusals", refusals),
     ("ptrace_pending_signals", pending_signals),
+    ("ptrace_set_id_program", set_id_program),
     ("process_vm", process_vm),
 ];
 
@@ -513,6 +514,43 @@ fn exit_event() {
     assert_eq!(stop(pid), event(6));
     assert_eq!(message(pid), 9 << 8);
     assert_eq!(finish(pid), 9 << 8);
+}
+
+/// A set-user-ID program is its owner's only where its tracer could be the owner anyway.
+fn set_id_program() {
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let path = crate::own_path("set-id");
+    std::fs::copy("/usr/bin/id", &path).expect("copied");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).expect("set");
+    let program = std::ffi::CString::new(path.as_str()).expect("a path");
+    let mut told = String::new();
+    for privileged in [true, false] {
+        let mut pipe = [0; 2];
+        assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
+        let tracer = fork(|| {
+            let nobody = || unsafe { libc::setresuid(65534, 65534, 65534) };
+            if !privileged {
+                nobody();
+            }
+            let pid = traced(|| unsafe {
+                nobody();
+                libc::dup2(pipe[1], 1);
+                libc::execl(program.as_ptr(), c"id".as_ptr(), c"-u".as_ptr(), std::ptr::null::<libc::c_char>());
+                1
+            });
+            go(CONT, pid, 0);
+            assert_eq!(stop(pid), libc::SIGTRAP);
+            finish(pid)
+        });
+        assert_eq!(wait(tracer), 0);
+        unsafe { libc::close(pipe[1]) };
+        let mut output: std::fs::File = unsafe { std::os::fd::FromRawFd::from_raw_fd(pipe[0]) };
+        std::io::Read::read_to_string(&mut output, &mut told).expect("read");
+    }
+    let _ = std::fs::remove_file(&path);
+    assert_eq!(told, "0\n65534\n");
 }
 
 /// Waits until `pid` is in the state.

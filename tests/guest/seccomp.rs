@@ -43,7 +43,7 @@ fn getppid() -> Result<i64, i32> {
 
 fn answers_errno() {
     no_new_privs();
-    assert_eq!(deny(libc::SYS_getppid, libc::SECCOMP_RET_ERRNO | 77, 0), Ok(0));
+    assert_eq!(deny(libc::SYS_getppid, libc::SECCOMP_RET_ERRNO | 0x4d, 0), Ok(0));
     assert_eq!(getppid(), Err(77));
     assert_eq!(unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) }, 2);
     let status = std::fs::read_to_string("/proc/self/status").expect("status");
@@ -189,7 +189,7 @@ fn threads() {
 fn trace() {
     // Without a tracer the call does not exist.
     no_new_privs();
-    assert_eq!(deny(libc::SYS_getppid, libc::SECCOMP_RET_TRACE | 21, 0), Ok(0));
+    assert_eq!(deny(libc::SYS_getppid, libc::SECCOMP_RET_TRACE | 0x15, 0), Ok(0));
     assert_eq!(getppid(), Err(libc::ENOSYS));
     let pid = fork(|| {
         unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };

@@ -6,7 +6,7 @@ use guest_abi::UserAddr;
 use linux_raw_sys::auxvec;
 
 use crate::mm::{AddressSpace, IoDest, MapFlags, MapRequest, MapSource, Prot, SpaceLimits};
-use crate::ns::user::Credentials;
+use crate::ns::user::{Caps, Credentials};
 use crate::platform::{Platform, UserContext};
 use crate::task::Task;
 use crate::task::limits::Resource;
@@ -91,6 +91,7 @@ pub fn load(request: LoadRequest<'_>) -> Result<Loaded> {
         argv: request.argv,
         envp: request.envp,
         credentials: &credentials,
+        watched: task.tracing.tracer().is_some_and(|t| !t.credentials().has(Caps::SYS_PTRACE)),
         limits: space_limits(task),
         randomize: task.group().personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE == 0,
         vdso: task.kernel().vdso.as_ref(),
@@ -122,6 +123,8 @@ pub struct Program<'a> {
     pub envp: Vec<Vec<u8>>,
     /// Credentials of the caller.
     pub credentials: &'a Credentials,
+    /// A tracer would control what set-id bits make of the caller: they count only if the caller could do so by itself.
+    pub watched: bool,
     /// Limits of the space.
     pub limits: SpaceLimits,
     /// The vDSO to map.
@@ -190,7 +193,8 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
     let brk = main.brk + random(18) * guest_abi::layout::PAGE_SIZE;
     space.set_brk_base(UserAddr(brk));
 
-    let (uid, gid) = set_ids(&file, program.credentials);
+    let ignored = program.watched && !program.credentials.has(Caps::SETUID);
+    let (uid, gid) = if ignored { (None, None) } else { set_ids(&file, program.credentials) };
     let (c, secure) = program.credentials.for_exec(uid, gid);
     let (hwcap, hwcap2) = program.platform.hwcap();
     // The frame of a signal handler: the vector state, its marker, and the fixed part.

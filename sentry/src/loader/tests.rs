@@ -109,6 +109,7 @@ impl Disk {
             path: path.as_bytes(),
             argv: argv.iter().map(|a| a.as_bytes().to_vec()).collect(),
             envp: vec![b"A=1".to_vec()],
+            watched: false,
             credentials: &Credentials::new(1000, 100, Vec::new()),
             limits: SpaceLimits::default(),
             vdso: None,

@@ -6,6 +6,7 @@ use super::super::access::may_inspect;
 use super::super::{Task, ThreadGroup, exit};
 use super::{Relation, event, flag, option, stop};
 use crate::kernel::Kinship;
+use crate::ns::user::Caps;
 use crate::signal::{Sender, Signal, info, send_to_task};
 use crate::{Errno, Result};
 
@@ -42,7 +43,11 @@ pub fn trace_me(task: &Arc<Task>) -> Result<()> {
     }
     // Linux finds no fault with a parent outside of the PID namespace; here there may be none at all.
     if let Some(parent) = task.group().parent_task() {
-        may_inspect(&parent, task)?;
+        // The child consents: only what it could do beyond its parent counts.
+        let (by, own) = (parent.credentials(), task.credentials());
+        if !by.permitted.contains(own.permitted) && !by.has(Caps::SYS_PTRACE) {
+            return Err(Errno::EPERM);
+        }
         link(task, &parent, 0, 0, &kinship);
     }
     Ok(())

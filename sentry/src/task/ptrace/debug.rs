@@ -120,10 +120,10 @@ impl Tracing {
                     }
                 }
                 d.control = control;
-                if control & 0xff == 0 {
-                    self.clear(flag::WATCH);
-                } else {
+                if (0..4).any(|n| DebugRegisters::enabled(control, n)) {
                     self.set(flag::WATCH);
+                } else {
+                    self.clear(flag::WATCH);
                 }
             }
             _ => return Err(Errno::EIO),

@@ -176,8 +176,10 @@ impl Tracing {
     pub fn resume(&self, set: u32, data: i32) {
         let waker = {
             let mut state = self.state.lock();
-            let Some(waker) = self.end_stop(&mut state, data) else { return };
-            self.set(set & flag::RESUME);
+            let (ended, waker) = self.end_stop(&mut state, data);
+            if ended {
+                self.set(set & flag::RESUME);
+            }
             waker
         };
         if let Some(w) = waker {
@@ -185,26 +187,26 @@ impl Tracing {
         }
     }
 
-    /// None if there is no stop; else whom to wake.
-    fn end_stop(&self, state: &mut State, data: i32) -> Option<Option<Waker>> {
-        let r = state.relation.as_deref_mut()?;
-        let stop = r.stop.take()?;
+    /// Whether there was a stop, and whom to wake.
+    fn end_stop(&self, state: &mut State, data: i32) -> (bool, Option<Waker>) {
+        let Some(r) = state.relation.as_deref_mut() else { return (false, None) };
+        let Some(stop) = r.stop.take() else { return (false, None) };
         let waker = r.waker.take();
         state.info = stop.info.map(Box::new);
         self.data.store(data, Ordering::SeqCst);
         self.clear(flag::RESUME | flag::LISTENING | flag::STOPPED);
-        Some(waker)
+        (true, waker)
     }
 
     /// Ends the relation, and the stop with it: the task goes on untraced.
     fn end(&self, data: i32) -> Option<Box<Relation>> {
         let (relation, waker) = {
             let mut state = self.state.lock();
-            let waker = self.end_stop(&mut state, data);
+            let (_, waker) = self.end_stop(&mut state, data);
             self.clear(!(flag::WATCH | flag::SECCOMP));
             (state.relation.take(), waker)
         };
-        if let Some(w) = waker.flatten() {
+        if let Some(w) = waker {
             w.wake();
         }
         relation

@@ -107,12 +107,12 @@ pub fn write(task: &Task, values: &[u64]) -> Result<()> {
 
 /// One register by its offset.
 pub fn read_at(task: &Task, offset: u64) -> u64 {
-    get(&mut *task.context.lock(), usize::try_from(offset / 8).unwrap_or(COUNT))
+    get(&mut task.context.lock(), usize::try_from(offset / 8).unwrap_or(COUNT))
 }
 
 /// Writes one register by its offset.
 pub fn write_at(task: &Task, offset: u64, value: u64) -> Result<()> {
-    put(&mut *task.context.lock(), usize::try_from(offset / 8).unwrap_or(COUNT), value)
+    put(&mut task.context.lock(), usize::try_from(offset / 8).unwrap_or(COUNT), value)
 }
 
 /// The FXSAVE area.

@@ -94,7 +94,7 @@ impl Program {
             };
             match i.code {
                 c if c == LD | ABS && i.k.is_multiple_of(4) && (i.k as usize) < DATA_LEN => {}
-                c if matches!(c, 0 | 0x80 | 1 | 0x81) => {}
+                0 | 0x80 | 1 | 0x81 => {}
                 c if c == LD | MEM || c == LDX | MEM => {
                     if now & word().ok_or(Errno::EINVAL)? == 0 {
                         return Err(Errno::EINVAL);

@@ -189,7 +189,7 @@ pub async fn admits(task: &Arc<Task>) -> bool {
                 return false;
             }
             ptrace::stop::event(task, event::SECCOMP, data.into()).await;
-            if task.must_exit().is_some() || task.context.lock().orig_rax as i32 == -1 {
+            if task.must_exit().is_some() || task.context.lock().orig_rax as u32 == u32::MAX {
                 return false;
             }
             // The tracer may have made it another call; this time nobody is asked.
