@@ -382,10 +382,8 @@ impl Segments {
     pub fn lock(&self, id: i32, lock: bool, may_lock: bool, by: &Credentials) -> Result<()> {
         let mut table = self.table.lock();
         let segment = table.find(id)?;
-        if !by.has(Caps::IPC_LOCK) {
-            if !segment.owned(by) || (lock && !may_lock) {
-                return Err(Errno::EPERM);
-            }
+        if !by.has(Caps::IPC_LOCK) && (!segment.owned(by) || (lock && !may_lock)) {
+            return Err(Errno::EPERM);
         }
         segment.stat.mode &= !SHM_LOCKED;
         segment.stat.mode |= if lock { SHM_LOCKED } else { 0 };

@@ -61,7 +61,7 @@ fn ioprio_set(task: &Arc<Task>, which: i32, who: i32, ioprio: i32) -> Result<u64
         }
         // Above the level stand hints, which may be anything.
         REAL_TIME | BEST_EFFORT | IDLE => {}
-        NONE if level % LEVELS == 0 => {}
+        NONE if level.is_multiple_of(LEVELS) => {}
         _ => return Err(Errno::EINVAL),
     }
     let mut result = Ok(0);
