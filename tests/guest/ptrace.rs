@@ -577,6 +577,10 @@ fn attach_detach() {
     assert_eq!(ptrace(libc::PTRACE_ATTACH, pid, 0, 0), Err(libc::EPERM));
     let r = regs(pid);
     assert_eq!((r.orig_rax as i64, r.rax as i64), (libc::SYS_pause, -514));
+    let blocked = std::fs::read_to_string(format!("/proc/{pid}/syscall")).expect("readable");
+    let words: Vec<&str> = blocked.split_whitespace().collect();
+    assert_eq!((words.len(), words[0]), (9, "34"));
+    assert_eq!((words[7], words[8]), (&*format!("{:#x}", r.rsp), &*format!("{:#x}", r.rip)));
     go(libc::PTRACE_DETACH, pid, 0);
     assert_eq!(status_line(pid, "TracerPid:"), "TracerPid:\t0");
     assert_eq!(ptrace(CONT, pid, 0, 0), Err(libc::ESRCH));

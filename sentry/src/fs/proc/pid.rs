@@ -9,6 +9,7 @@ use super::{Cx, Row, dir, guarded, maps, setting, stat, status, text};
 use crate::task::Task;
 use crate::task::limits::Resource;
 use crate::task::ns_file::Kind;
+use crate::task::task::RunState;
 use crate::vfs::file::Caller;
 use crate::vfs::{File, PathRef};
 use crate::{Errno, Result};
@@ -51,6 +52,7 @@ macro_rules! rows {
             guarded("auxv", 0o400, auxv),
             text("status", 0o444, status::status),
             guarded("personality", 0o400, personality),
+            guarded("syscall", 0o400, syscall),
             text("limits", 0o444, limits),
             setting("comm", 0o644, comm, set_comm),
             text("cmdline", 0o444, cmdline),
@@ -176,6 +178,23 @@ fn auxv(cx: &Cx) -> Result<Vec<u8>> {
 fn personality(cx: &Cx) -> Result<Vec<u8>> {
     let value = cx.group()?.personality.load(std::sync::atomic::Ordering::Relaxed);
     Ok(format!("{value:08x}\n").into_bytes())
+}
+
+/// The call in which the task is blocked, its arguments, stack pointer and instruction pointer (proc_pid_syscall(5)).
+fn syscall(cx: &Cx) -> Result<Vec<u8>> {
+    let task = cx.task()?;
+    if task.run_state() == RunState::Running || task.running_on().is_some() {
+        return Ok(b"running\n".to_vec());
+    }
+    let c = *task.context.lock();
+    let mut out = (c.orig_rax as i64).to_string();
+    if c.orig_rax != u64::MAX {
+        for argument in [c.rdi, c.rsi, c.rdx, c.r10, c.r8, c.r9] {
+            let _ = write!(out, " {argument:#x}");
+        }
+    }
+    let _ = writeln!(out, " {:#x} {:#x}", c.rsp, c.rip);
+    Ok(out.into_bytes())
 }
 
 fn comm(cx: &Cx) -> Result<Vec<u8>> {
