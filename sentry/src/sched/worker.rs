@@ -244,6 +244,43 @@ impl Worker {
         self.idle.load(Ordering::SeqCst)
     }
 
+    /// Puts a task into the queue of this worker, that of `cpu`; gives its virtual run time there.
+    fn insert(&self, cpu: usize, ready: Ready, yielded: bool) -> u64 {
+        let entity = ready.metadata().clone();
+        let passes = entity.passes();
+        let mut vruntime = entity.vruntime.load(Ordering::Relaxed);
+        let mut q = self.queue.lock();
+        let fair = q.min_vruntime;
+        if entity.is_realtime() {
+            vruntime = 0;
+        } else if !yielded {
+            // Sleep does not store up CPU time.
+            vruntime = vruntime.max(fair);
+            // Virtual time of another queue may be far ahead; it means nothing here.
+            vruntime = vruntime.min(fair.saturating_add(2 * SLICE));
+            entity.vruntime.store(vruntime, Ordering::Relaxed);
+        } else if passes && let Some((&(class, first, _), _)) = q.ready.first_key_value() {
+            // sched_yield(2): behind the one that has waited longest.
+            if class == Entity::FAIR && first > vruntime {
+                vruntime = first;
+                entity.vruntime.store(vruntime, Ordering::Relaxed);
+            }
+        }
+        // A preempted real-time task stays the first of its priority.
+        let turn = if entity.is_realtime() && yielded && !passes {
+            q.head -= 1;
+            q.head
+        } else {
+            q.tail += 1;
+            q.tail
+        };
+        let key = (entity.class(), vruntime, turn);
+        entity.set_queued(Some((cpu, key)));
+        q.ready.insert(key, ready);
+        self.waiting.store(q.ready.len(), Ordering::SeqCst);
+        vruntime
+    }
+
     /// Takes real-time tasks' time into account; gives what is left to them in this period.
     fn rt_left(&self, now: Nanos) -> Nanos {
         if now.saturating_sub(self.rt_period.load(Ordering::Relaxed)) >= RT_PERIOD {
@@ -314,48 +351,11 @@ impl Shared {
         (0..n).find(|&cpu| entity.may_run_on(cpu)).unwrap_or(last)
     }
 
-    /// Puts a task into the queue of `worker`; gives its virtual run time there.
-    fn insert(&self, cpu: usize, worker: &Worker, ready: Ready, yielded: bool) -> u64 {
-        let entity = ready.metadata().clone();
-        let passes = entity.passes();
-        let mut vruntime = entity.vruntime.load(Ordering::Relaxed);
-        let mut q = worker.queue.lock();
-        let fair = q.min_vruntime;
-        if entity.is_realtime() {
-            vruntime = 0;
-        } else if !yielded {
-            // Sleep does not store up CPU time.
-            vruntime = vruntime.max(fair);
-            // Virtual time of another queue may be far ahead; it means nothing here.
-            vruntime = vruntime.min(fair.saturating_add(2 * SLICE));
-            entity.vruntime.store(vruntime, Ordering::Relaxed);
-        } else if passes && let Some((&(class, first, _), _)) = q.ready.first_key_value() {
-            // sched_yield(2): behind the one that has waited longest.
-            if class == Entity::FAIR && first > vruntime {
-                vruntime = first;
-                entity.vruntime.store(vruntime, Ordering::Relaxed);
-            }
-        }
-        // A preempted real-time task stays the first of its priority.
-        let turn = if entity.is_realtime() && yielded && !passes {
-            q.head -= 1;
-            q.head
-        } else {
-            q.tail += 1;
-            q.tail
-        };
-        let key = (entity.class(), vruntime, turn);
-        entity.set_queued(Some((cpu, key)));
-        q.ready.insert(key, ready);
-        worker.waiting.store(q.ready.len(), Ordering::SeqCst);
-        vruntime
-    }
-
     fn enqueue(&self, ready: Ready, yielded: bool) {
         let entity = ready.metadata().clone();
         let cpu = self.choose(&entity, yielded);
         let Some(worker) = self.workers.get(cpu) else { return };
-        let vruntime = self.insert(cpu, worker, ready, yielded);
+        let vruntime = worker.insert(cpu, ready, yielded);
         if worker.idle.swap(false, Ordering::SeqCst) {
             self.platform.unpark(cpu);
             return;
