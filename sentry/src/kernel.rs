@@ -172,6 +172,15 @@ impl Kernel {
         self.timers.run_due();
     }
 
+    /// The host's CLOCK_REALTIME was set; called by the platform's reactor thread.
+    pub fn on_clock_set(&self) {
+        self.platform.clock_was_set();
+        if let Some(vdso) = &self.vdso {
+            vdso.refresh(&*self.platform, self.platform.monotonic());
+        }
+        self.timers.clock_was_set();
+    }
+
     /// Random bytes that name this run (/proc/sys/kernel/random/boot_id).
     pub fn boot_id(&self) -> [u8; 16] {
         self.boot_id

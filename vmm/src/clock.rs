@@ -132,6 +132,11 @@ impl Clock {
         convert(&params, tsc()).wrapping_add_signed(params.real_offset)
     }
 
+    /// The host's CLOCK_REALTIME was set.
+    pub fn was_set(&self) {
+        self.params.write().real_offset = host_realtime().wrapping_sub(host_monotonic()).cast_signed();
+    }
+
     /// The host's CLOCK_MONOTONIC at which this clock will show `at`.
     pub fn host_deadline(&self, at: u64) -> u64 {
         if self.usable { host_monotonic().saturating_add(at.saturating_sub(self.monotonic())) } else { at }

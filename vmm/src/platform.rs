@@ -175,6 +175,10 @@ impl Platform for KvmPlatform {
         self.clock.realtime()
     }
 
+    fn clock_was_set(&self) {
+        self.clock.was_set();
+    }
+
     fn tsc_clock(&self) -> Option<TscClock> {
         self.clock.params()
     }

@@ -3,9 +3,10 @@ use std::any::Any;
 use std::sync::Arc;
 
 use guest_abi::types::Stat;
+use linux_raw_sys::general::CLOCK_REALTIME;
 
 use super::anon::{AnonInode, DEV_ANON};
-use crate::event::{Events, WaitQueue};
+use crate::event::{Events, Observer, Registration, WaitQueue};
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
 use crate::mm::IoDest;
@@ -16,6 +17,9 @@ use crate::timers::clock::Clock;
 use crate::vfs::{File, FileOps, OpenFlags};
 use crate::{Errno, Result};
 
+/// TFD_TIMER_CANCEL_ON_SET.
+pub const CANCEL_ON_SET: u32 = 2;
+
 struct State {
     schedule: Schedule,
     /// Expiries not read yet; the period goes on when they are.
@@ -24,6 +28,28 @@ struct State {
     expired: bool,
     /// Flags of the last timerfd_settime(2), for fdinfo.
     flags: u32,
+    /// TFD_TIMER_CANCEL_ON_SET: the stay among those who are told that the clock was set.
+    watching: Option<Registration>,
+    /// It was set.
+    canceled: bool,
+}
+
+/// Tells a timer that the real-time clock was set.
+struct ClockWatch(std::sync::Weak<TimerFd>);
+
+impl Observer for ClockWatch {
+    fn notify(&self, _events: Events) {
+        let Some(timer) = self.0.upgrade() else { return };
+        {
+            let mut s = timer.state.lock();
+            if s.watching.is_none() {
+                return;
+            }
+            s.canceled = true;
+            s.ticks = s.ticks.saturating_add(1);
+        }
+        timer.queue.wake(Events::READABLE);
+    }
 }
 
 /// A timerfd object.
@@ -60,7 +86,14 @@ impl TimerFd {
             clock_id,
             state: Mutex::new(
                 Rank::TimerState,
-                State { schedule: Schedule::new(clock), ticks: 0, expired: false, flags: 0 },
+                State {
+                    schedule: Schedule::new(clock),
+                    ticks: 0,
+                    expired: false,
+                    flags: 0,
+                    watching: None,
+                    canceled: false,
+                },
             ),
             queue: WaitQueue::new(),
             inode,
@@ -97,8 +130,16 @@ impl TimerFd {
     /// timerfd_settime(2): the first expiry, relative or on the clock's axis (0 disarms), and the period; gives the old setting.
     pub fn set(&self, value: Nanos, absolute: bool, interval: Nanos, flags: u32) -> (Nanos, Nanos) {
         let old = self.get();
+        let by_real = self.clock_id == CLOCK_REALTIME as i32;
+        let cancels = by_real && absolute && flags & CANCEL_ON_SET != 0;
+        let watching = cancels.then(|| {
+            let told = Arc::new(ClockWatch(self.this.clone()));
+            self.kernel.timers.clock_set.observe(Events::READABLE, told)
+        });
         let mut s = self.state.lock();
-        let now = s.schedule.clock.now(&self.kernel);
+        let before = core::mem::replace(&mut s.watching, watching);
+        s.canceled = false;
+        let now = s.schedule.begin(absolute).now(&self.kernel);
         let first = match value {
             0 => None,
             v if absolute => Some(v),
@@ -110,6 +151,8 @@ impl TimerFd {
         if let Some(this) = self.this.upgrade() {
             s.schedule.set(&self.kernel, first, interval, &this);
         }
+        drop(s);
+        drop(before);
         old
     }
 }
@@ -121,6 +164,11 @@ impl FileOps for TimerFd {
         }
         let ticks = {
             let mut s = self.state.lock();
+            if core::mem::take(&mut s.canceled) {
+                s.ticks = 0;
+                s.expired = false;
+                return Err(Errno::ECANCELED);
+            }
             self.catch_up(&mut s);
             let ticks = core::mem::take(&mut s.ticks);
             if s.expired && s.schedule.interval == 0 {

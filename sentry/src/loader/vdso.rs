@@ -117,7 +117,8 @@ impl Vdso {
         }
     }
 
-    fn refresh(&self, platform: &dyn Platform, now: Nanos) {
+    /// Publishes the platform's parameters. `now` is monotonic.
+    pub fn refresh(&self, platform: &dyn Platform, now: Nanos) {
         self.refreshed.store(now, Ordering::Relaxed);
         self.publish(platform, platform.tsc_clock());
     }

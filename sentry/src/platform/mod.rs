@@ -430,6 +430,9 @@ pub trait Platform: Send + Sync + 'static {
     /// CLOCK_REALTIME, ns since 1970.
     fn realtime(&self) -> u64;
 
+    /// The host's CLOCK_REALTIME was set: [`Platform::realtime`] and [`Platform::tsc_clock`] show it from here on.
+    fn clock_was_set(&self) {}
+
     /// The current clock parameters, or None where the guest's TSC cannot serve as a clock.
     fn tsc_clock(&self) -> Option<TscClock>;
 

@@ -333,13 +333,15 @@ pub struct SimPlatform {
     memory: Arc<SimMemory>,
     cpus: Vec<Cpu>,
     clock: AtomicU64,
+    /// CLOCK_REALTIME minus CLOCK_MONOTONIC.
+    real_offset: AtomicU64,
     deadline: Mutex<Option<u64>>,
     seed: AtomicU64,
     program: Box<Program>,
 }
 
 impl SimPlatform {
-    /// Nanoseconds between CLOCK_MONOTONIC and CLOCK_REALTIME here.
+    /// Nanoseconds between CLOCK_MONOTONIC and CLOCK_REALTIME at first.
     pub const REAL_OFFSET: u64 = 1_700_000_000_000_000_000;
 
     /// `cpus` CPUs, 1 GiB of memory, no guest code.
@@ -359,6 +361,7 @@ impl SimPlatform {
             }),
             cpus: (0..cpus).map(|_| Cpu::default()).collect(),
             clock: AtomicU64::new(1_000_000_000),
+            real_offset: AtomicU64::new(Self::REAL_OFFSET),
             deadline: Mutex::new(Rank::Leaf, None),
             seed: AtomicU64::new(0x9e37_79b9_7f4a_7c15),
             program,
@@ -373,6 +376,11 @@ impl SimPlatform {
     /// Moves the clock. The caller then calls `Kernel::on_deadline` if [`SimPlatform::deadline`] has passed.
     pub fn advance(&self, ns: u64) {
         self.clock.fetch_add(ns, Ordering::SeqCst);
+    }
+
+    /// Sets CLOCK_REALTIME. The caller then calls `Kernel::on_clock_set`.
+    pub fn set_realtime(&self, ns: u64) {
+        self.real_offset.store(ns.wrapping_sub(self.clock.load(Ordering::SeqCst)), Ordering::SeqCst);
     }
 
     /// The deadline last asked for.
@@ -452,7 +460,7 @@ impl Platform for SimPlatform {
     }
 
     fn realtime(&self) -> u64 {
-        self.monotonic() + Self::REAL_OFFSET
+        self.monotonic().wrapping_add(self.real_offset.load(Ordering::SeqCst))
     }
 
     fn tsc_clock(&self) -> Option<TscClock> {

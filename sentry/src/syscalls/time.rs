@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::args::{Bits, Fd};
 use super::table::Row;
 use crate::event::WaitEnd;
-use crate::fs::timerfd::TimerFd;
+use crate::fs::timerfd::{CANCEL_ON_SET, TimerFd};
 use crate::row;
 use crate::signal::state::SlowCall;
 use crate::signal::{RestartBlock, Signal};
@@ -291,8 +291,10 @@ async fn clock_nanosleep(
         // A relative sleep on any clock lasts as long: the real-time clock's jumps do not count.
         return sleep_until(task, task.now().saturating_add(span), remain.addr).await;
     }
-    let deadline = clock.deadline(kernel, span).unwrap_or(span);
-    match task.wait(Vec::new(), Some(deadline), || None::<()>).await {
+    let bell = cpu::Bell::new();
+    let _armed = kernel.timers.arm_target_on(clock.axis(), span, bell.clone());
+    let queue = vec![(bell.queue.clone(), crate::event::Events::READABLE)];
+    match task.wait(queue, None, || (bell.rung() || clock.now(kernel) >= span).then_some(())).await {
         Ok(()) | Err(WaitEnd::TimedOut) => Ok(0),
         Err(WaitEnd::Interrupted) => Err(Errno::ERESTARTNOHAND),
     }
@@ -484,7 +486,7 @@ fn timerfd_settime(
     old_value: UserPtr<Itimerspec>,
 ) -> Result<u64> {
     const ABSTIME: u32 = 1;
-    const CANCEL_ON_SET: u32 = 2;
+
     let (value, interval) = read_spec(task, new_value)?;
     let flags = flags.0 as u32;
     if flags & !(ABSTIME | CANCEL_ON_SET) != 0 {

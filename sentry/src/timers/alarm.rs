@@ -34,7 +34,9 @@ enum On {
 
 /// A period that starts at some point of a clock (timer_settime(2)): the state common to POSIX timers, interval timers and timerfd.
 pub struct Schedule {
-    /// The clock.
+    /// The clock that it was made for.
+    of: Clock,
+    /// The clock of the present setting.
     pub clock: Clock,
     /// The next expiry on the clock's own axis; None if disarmed.
     pub next: Option<Nanos>,
@@ -48,7 +50,13 @@ pub struct Schedule {
 impl Schedule {
     /// Disarmed.
     pub fn new(clock: Clock) -> Schedule {
-        Schedule { clock, next: None, interval: 0, generation: 0, on: None }
+        Schedule { of: clock.clone(), clock, next: None, interval: 0, generation: 0, on: None }
+    }
+
+    /// Before a new setting, `absolute` or a span from now: gives the clock of its first expiry.
+    pub fn begin(&mut self, absolute: bool) -> Clock {
+        self.clock = if absolute { self.of.clone() } else { self.of.of_spans() };
+        self.clock.clone()
     }
 
     /// Sets a first expiry (None disarms) and a period.
@@ -66,11 +74,7 @@ impl Schedule {
         let target = Arc::new(Fire { of: Arc::downgrade(owner), generation: self.generation });
         self.on = Some(match &self.clock {
             Clock::Cpu(clock) => On::Cpu { _armed: super::cpu::arm(clock, at, target) },
-            clock => {
-                // Only CPU clocks have no deadline.
-                let deadline = clock.deadline(kernel, at).unwrap_or(Nanos::MAX);
-                On::Heap { _armed: kernel.timers.arm_target(deadline, target) }
-            }
+            clock => On::Heap { _armed: kernel.timers.arm_target_on(clock.axis(), at, target) },
         });
     }
 

@@ -6,6 +6,7 @@ use linux_raw_sys::general::*;
 
 use crate::task::{Task, ThreadGroup};
 use crate::time::Nanos;
+use crate::time::timer::Axis;
 use crate::{Errno, Kernel, Result};
 
 /// Nanoseconds in a second.
@@ -148,12 +149,19 @@ impl Clock {
         }
     }
 
-    /// When the clock reaches `at`, on the monotonic axis; None for CPU clocks.
-    pub fn deadline(&self, kernel: &Kernel, at: Nanos) -> Option<Nanos> {
+    /// The axis of deadlines on a clock that always runs.
+    pub fn axis(&self) -> Axis {
         match self {
-            Clock::Realtime | Clock::Tai => Some(realtime_deadline(kernel, at)),
-            Clock::Monotonic | Clock::Boottime => Some(at),
-            Clock::Cpu(_) => None,
+            Clock::Realtime | Clock::Tai => Axis::Realtime,
+            Clock::Monotonic | Clock::Boottime | Clock::Cpu(_) => Axis::Monotonic,
+        }
+    }
+
+    /// The clock by which a span lasts that begins on this one: setting the real-time clock makes no span longer.
+    pub fn of_spans(&self) -> Clock {
+        match self {
+            Clock::Realtime | Clock::Tai => Clock::Monotonic,
+            other => other.clone(),
         }
     }
 }

@@ -228,7 +228,8 @@ impl PosixTimer {
     /// timer_settime(2): the first expiry, relative or on the clock's axis (0 disarms), and the period; gives the old setting.
     pub fn set(self: &Arc<Self>, group: &ThreadGroup, value: Nanos, absolute: bool, interval: Nanos) -> (Nanos, Nanos) {
         let old = self.get(group);
-        let now = self.clock().now(group.kernel());
+        let clock = self.state.lock().schedule.begin(absolute);
+        let now = clock.now(group.kernel());
         let first = match value {
             0 => None,
             v if absolute => Some(v),

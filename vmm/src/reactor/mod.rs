@@ -21,12 +21,15 @@ pub use signals::block;
 const TIMER: u64 = 0;
 const STOP: u64 = 1;
 const SIGNALS: u64 = 2;
+const CLOCK: u64 = 3;
 const FIRST_WATCH: u64 = 16;
 
 /// What the reactor calls. All calls come from its thread, with no lock held; none may block.
 pub struct Callbacks {
     /// The deadline has passed.
     pub deadline: Box<dyn Fn() + Send>,
+    /// CLOCK_REALTIME was set.
+    pub clock_set: Box<dyn Fn() + Send>,
     /// The process has received a signal.
     pub signal: Box<dyn Fn(i32) + Send>,
 }
@@ -52,6 +55,8 @@ struct WatchState {
 pub struct Reactor {
     epoll: OwnedFd,
     timer: OwnedFd,
+    /// Never expires; its read fails when CLOCK_REALTIME was set.
+    clock: OwnedFd,
     stop: OwnedFd,
     /// The time the timer is set to, ns; None while it is off.
     armed: Mutex<Option<u64>>,
@@ -74,6 +79,7 @@ impl Reactor {
         let reactor = Reactor {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             timer: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?,
+            clock: timerfd_create(TimerfdClockId::Realtime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?,
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             armed: Mutex::new(Rank::Leaf, None),
             watches: Mutex::new(Rank::Leaf, Watches { next: FIRST_WATCH, live: HashMap::new() }),
@@ -81,6 +87,12 @@ impl Reactor {
             stopping: AtomicBool::new(false),
         };
         epoll::add(&reactor.epoll, &reactor.timer, epoll::EventData::new_u64(TIMER), epoll::EventFlags::IN)?;
+        let never = Itimerspec {
+            it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
+            it_value: Timespec { tv_sec: 1 << 33, tv_nsec: 0 },
+        };
+        timerfd_settime(&reactor.clock, TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET, &never)?;
+        epoll::add(&reactor.epoll, &reactor.clock, epoll::EventData::new_u64(CLOCK), epoll::EventFlags::IN)?;
         epoll::add(&reactor.epoll, &reactor.stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         Ok(Arc::new(reactor))
     }
@@ -166,6 +178,12 @@ impl Reactor {
                         if fired {
                             *self.armed.lock() = None;
                             (callbacks.deadline)();
+                        }
+                    }
+                    CLOCK => {
+                        let mut count = [0; 8];
+                        if rustix::io::read(&self.clock, &mut count) == Err(rustix::io::Errno::CANCELED) {
+                            (callbacks.clock_set)();
                         }
                     }
                     STOP => return,
@@ -285,7 +303,11 @@ mod tests {
     fn deadlines_and_readiness() {
         let r = Reactor::new().unwrap();
         let (tx, rx) = mpsc::channel();
-        let callbacks = Callbacks { deadline: Box::new(move || tx.send(now()).unwrap()), signal: Box::new(|_| {}) };
+        let callbacks = Callbacks {
+            deadline: Box::new(move || tx.send(now()).unwrap()),
+            clock_set: Box::new(|| {}),
+            signal: Box::new(|_| {}),
+        };
         r.start(&[], callbacks).unwrap();
         let at = now() + 20_000_000;
         r.set_deadline(Some(at + 1_000_000_000));

@@ -180,10 +180,16 @@ impl Sandbox {
         let timed_out = Arc::new(AtomicBool::new(false));
         let callbacks = {
             let (deadline, signal) = (Arc::downgrade(&kernel), Arc::downgrade(&kernel));
+            let clock = Arc::downgrade(&kernel);
             Callbacks {
                 deadline: Box::new(move || {
                     if let Some(kernel) = deadline.upgrade() {
                         kernel.on_deadline();
+                    }
+                }),
+                clock_set: Box::new(move || {
+                    if let Some(kernel) = clock.upgrade() {
+                        kernel.on_clock_set();
                     }
                 }),
                 signal: Box::new(move |number| {
