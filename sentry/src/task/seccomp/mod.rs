@@ -181,8 +181,11 @@ pub async fn admits(task: &Arc<Task>) -> bool {
     match task.seccomp.mode.load(Ordering::SeqCst) {
         MODE_STRICT => strict(task),
         MODE_FILTER => {
-            let Some(data) = judge(task) else { return false };
-            let Some(data) = data else { return true };
+            let data = match judge(task) {
+                Verdict::Admitted => return true,
+                Verdict::Refused => return false,
+                Verdict::Ask(data) => data,
+            };
             // SECCOMP_RET_TRACE.
             if !task.tracing.wants(event::SECCOMP) {
                 task.context.lock().rax = Errno::ENOSYS.to_rax();
@@ -193,7 +196,7 @@ pub async fn admits(task: &Arc<Task>) -> bool {
                 return false;
             }
             // The tracer may have made it another call; this time nobody is asked.
-            judge(task).is_some()
+            !matches!(judge(task), Verdict::Refused)
         }
         MODE_DEAD => false,
         _ => true,
@@ -210,8 +213,16 @@ fn strict(task: &Arc<Task>) -> bool {
     false
 }
 
-/// The filters' answer. None: the call is not made. Some(Some): a tracer is to be asked, and gets this.
-fn judge(task: &Arc<Task>) -> Option<Option<u32>> {
+/// What the filters say of a call.
+enum Verdict {
+    Admitted,
+    /// It is not made.
+    Refused,
+    /// A tracer is to be asked, and gets this.
+    Ask(u32),
+}
+
+fn judge(task: &Arc<Task>) -> Verdict {
     let c = *task.context.lock();
     let number = c.orig_rax as u32;
     let mut data = [0; DATA_LEN];
@@ -232,21 +243,21 @@ fn judge(task: &Arc<Task>) -> Option<Option<u32>> {
     }
     let detail = answer & !action::MASK;
     match answer & action::MASK {
-        action::ALLOW | action::LOG => Some(None),
-        action::TRACE => Some(Some(detail)),
+        action::ALLOW | action::LOG => Verdict::Admitted,
+        action::TRACE => Verdict::Ask(detail),
         action::ERRNO => {
             task.context.lock().rax = u64::from(detail.min(MAX_ERRNO)).wrapping_neg();
-            None
+            Verdict::Refused
         }
         // Nobody listens.
         action::USER_NOTIF => {
             task.context.lock().rax = Errno::ENOSYS.to_rax();
-            None
+            Verdict::Refused
         }
         action::TRAP => {
             task.context.lock().rax = c.orig_rax;
             sigsys(task, number, c.rip, detail, false);
-            None
+            Verdict::Refused
         }
         act => {
             task.seccomp.mode.store(MODE_DEAD, Ordering::SeqCst);
@@ -256,7 +267,7 @@ fn judge(task: &Arc<Task>) -> Option<Option<u32>> {
             } else {
                 task.end(Signal::SIGSYS.number());
             }
-            None
+            Verdict::Refused
         }
     }
 }
