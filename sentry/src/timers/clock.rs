@@ -158,6 +158,7 @@ impl Clock {
     }
 
     /// The clock by which a span lasts that begins on this one: setting the real-time clock makes no span longer.
+    #[must_use]
     pub fn of_spans(&self) -> Clock {
         match self {
             Clock::Realtime | Clock::Tai => Clock::Monotonic,
