@@ -46,7 +46,7 @@ const PIPE_BUF: usize = 4096;
 
 /// The program's buffers of one call, bounded and with plausible addresses.
 #[derive(Clone)]
-pub enum Buffers {
+pub(super) enum Buffers {
     /// One.
     One(UserAddr, usize),
     /// Several, none of them empty.
@@ -156,7 +156,7 @@ impl Buffers {
 }
 
 /// One call: what, where, how.
-pub struct Io {
+pub(super) struct Io {
     /// Where.
     pub file: Arc<File>,
     /// What.
@@ -217,7 +217,7 @@ pub fn read_at(task: &Task, file: &File, dst: &mut IoDest<'_>, pos: Option<u64>)
 }
 
 /// One attempt to read.
-pub fn read_once(task: &Task, io: &Io) -> Result<usize> {
+pub(super) fn read_once(task: &Task, io: &Io) -> Result<usize> {
     let mut dst = io.buffers.dest(task.space()?);
     match read_at(task, &io.file, &mut dst, io.pos) {
         // Reading nothing never waits.
@@ -363,7 +363,7 @@ impl<'s> AsMut<IoSource<'s>> for Owned<'s> {
 }
 
 /// One attempt to write.
-pub fn write_once(task: &Arc<Task>, io: &Io) -> Result<usize> {
+pub(super) fn write_once(task: &Arc<Task>, io: &Io) -> Result<usize> {
     let space = task.space()?;
     let append = io.rwf & raw::RWF_APPEND != 0;
     let len = io.buffers.len();

@@ -5,6 +5,8 @@ use guest_abi::types::{PollFd, Timespec, Timeval};
 use guest_abi::{UserAddr, UserPtr};
 
 use crate::event::{Events, WaitEnd, WaitQueue};
+use crate::mm::Charge;
+use crate::platform::KernelMemory;
 use crate::row;
 use crate::signal::RestartBlock;
 use crate::signal::mask::{end_temporary_mask, temporary_mask_from_user};
@@ -61,15 +63,23 @@ enum End {
     Interrupted,
 }
 
-/// Waits until something of `set` is ready. A deadline in the past only looks.
-async fn watch(task: &Task, set: &mut [Watched], deadline: Option<Nanos>) -> End {
+/// Descriptors watched at no charge: the task's own covers them.
+const WATCHED_FREE: usize = 64;
+/// Bytes of a watched descriptor with its places in the wait queue and in the call's lists.
+const WATCHED_COST: usize = 256;
+
+/// Waits until something of `set` is ready. A deadline in the past only looks. ENOMEM for a set that the sandbox's memory cannot
+/// hold while it waits.
+async fn watch(task: &Task, set: &mut [Watched], deadline: Option<Nanos>) -> Result<End> {
     let ready = look_all(task, set, false);
     if ready > 0 {
-        return End::Ready(ready);
+        return Ok(End::Ready(ready));
     }
     if deadline.is_some_and(|at| at == 0 || at <= task.now()) {
-        return End::TimedOut;
+        return Ok(End::TimedOut);
     }
+    let cost = set.len().saturating_sub(WATCHED_FREE).saturating_mul(WATCHED_COST);
+    let _charge = Charge::new(&task.kernel().platform, KernelMemory::Slab, cost)?;
     let queues: Vec<(Arc<WaitQueue>, Events)> =
         set.iter().filter_map(|w| Some((w.file.as_ref()?.ops().wait_queue_as(task)?, w.wanted))).collect();
     let end = task
@@ -78,11 +88,11 @@ async fn watch(task: &Task, set: &mut [Watched], deadline: Option<Nanos>) -> End
             (n > 0).then_some(n)
         })
         .await;
-    match end {
+    Ok(match end {
         Ok(n) => End::Ready(n),
         Err(WaitEnd::TimedOut) => End::TimedOut,
         Err(WaitEnd::Interrupted) => End::Interrupted,
-    }
+    })
 }
 
 /// The monotonic deadline `ns` from now; 0 stands for a mere look.
@@ -155,7 +165,7 @@ fn poll_fast(task: &Arc<Task>, fds: UserPtr<PollFd>, nfds: u32, timeout: i32) ->
 
 async fn poll_until(task: &Arc<Task>, fds: UserPtr<PollFd>, nfds: u32, deadline: Option<Nanos>) -> Result<Option<u64>> {
     let (mut entries, mut set) = poll_set(task, fds, nfds)?;
-    let n = match watch(task, &mut set, deadline).await {
+    let n = match watch(task, &mut set, deadline).await? {
         End::Ready(n) => n,
         End::TimedOut => 0,
         End::Interrupted => return Ok(None),
@@ -296,7 +306,7 @@ async fn select_until(
     deadline: Option<Nanos>,
 ) -> Result<Option<u64>> {
     let (sets, fds, mut watched) = select_sets(task, nfds, addrs)?;
-    match watch(task, &mut watched, deadline).await {
+    match watch(task, &mut watched, deadline).await? {
         End::Interrupted => Ok(None),
         End::Ready(_) | End::TimedOut => select_answer(task, &sets, &fds, &watched).map(Some),
     }

@@ -25,17 +25,17 @@ pub async fn pause(task: &Arc<Task>) -> bool {
 }
 
 /// Whether a call is to be done by [`read`] or [`write`].
-pub fn is_long(io: &Io) -> bool {
+pub(super) fn is_long(io: &Io) -> bool {
     io.buffers.len() > SLICE && io.file.ops().seekable()
 }
 
 /// Whether a long transfer holds what a call of any length needs: then [`wait`] comes first.
-pub fn must_wait(task: &Task, io: &Io, writes: bool) -> bool {
+pub(super) fn must_wait(task: &Task, io: &Io, writes: bool) -> bool {
     task.kernel().transfers.is_claimed(&io.file, io.pos.is_none(), writes)
 }
 
 /// Waits for the long transfer to end. EINTR if the task is killed.
-pub async fn wait(task: &Arc<Task>, io: &Io, writes: bool) -> Result<()> {
+pub(super) async fn wait(task: &Arc<Task>, io: &Io, writes: bool) -> Result<()> {
     let transfers = task.kernel().transfers.clone();
     task.wait_killable(vec![(transfers.queue().clone(), Events::IN)], || (!must_wait(task, io, writes)).then_some(()))
         .await
@@ -62,7 +62,7 @@ fn settle(io: &Io, start: u64, total: usize) {
 }
 
 /// A long read.
-pub async fn read(task: &Arc<Task>, io: Io) -> Result<usize> {
+pub(super) async fn read(task: &Arc<Task>, io: Io) -> Result<usize> {
     let _claim = claim(task, &io, false).await?;
     let len = io.buffers.len();
     let start = io.pos.unwrap_or_else(|| *io.file.position());
@@ -92,7 +92,7 @@ pub async fn read(task: &Arc<Task>, io: Io) -> Result<usize> {
 }
 
 /// A long write.
-pub async fn write(task: &Arc<Task>, io: Io) -> Result<usize> {
+pub(super) async fn write(task: &Arc<Task>, io: Io) -> Result<usize> {
     let _claim = claim(task, &io, true).await?;
     let appends = io.file.flags().contains(OpenFlags::APPEND) || io.rwf & linux_raw_sys::general::RWF_APPEND != 0;
     let at = io.pos.unwrap_or_else(|| *io.file.position());
