@@ -16,6 +16,7 @@ mod namespaces;
 mod pidfd;
 mod pidns;
 mod process;
+mod process_vm;
 mod ptrace;
 mod scale;
 mod scheduling;
@@ -36,6 +37,7 @@ const AREAS: &[&[Case]] = &[
     hello::CASES,
     memory::CASES,
     process::CASES,
+    process_vm::CASES,
     ptrace::CASES,
     pidns::CASES,
     namespaces::CASES,

@@ -29,7 +29,6 @@ pub const CASES: &[Case] = &[
     ("ptrace_refusals", refusals),
     ("ptrace_pending_signals", pending_signals),
     ("ptrace_set_id_program", set_id_program),
-    ("process_vm", process_vm),
 ];
 
 const TRACEME: u32 = libc::PTRACE_TRACEME;
@@ -46,7 +45,7 @@ fn go(request: u32, pid: i32, signal: i32) {
 }
 
 /// The status of `pid`, a task of any kind.
-fn wait_any(pid: i32) -> i32 {
+pub(crate) fn wait_any(pid: i32) -> i32 {
     let mut status = 0;
     assert_eq!(ok(unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) }), Ok(pid.into()));
     status
@@ -560,7 +559,8 @@ fn until_state(pid: i32, letter: &str) {
     }
 }
 
-fn sleeper() -> i32 {
+/// A child that sleeps.
+pub(crate) fn sleeper() -> i32 {
     let pid = fork(|| {
         loop {
             unsafe { libc::pause() };
@@ -798,31 +798,4 @@ fn pending_signals() {
     go(CONT, pid, 0);
     assert_eq!(stop(pid), libc::SIGUSR1);
     assert_eq!(finish(pid), 0);
-}
-
-fn process_vm() {
-    let page = map(8192, libc::PROT_READ | libc::PROT_WRITE);
-    unsafe { libc::mprotect(page.add(4096).cast(), 4096, libc::PROT_NONE) };
-    let pid = sleeper();
-    unsafe { page.write(1) };
-    let mut buffer = [7u8; 100];
-    let local = libc::iovec { iov_base: (&raw mut buffer).cast(), iov_len: 100 };
-    let there = |at: usize, len| libc::iovec { iov_base: unsafe { page.add(at) }.cast(), iov_len: len };
-    let moved = |write: bool, remote: &libc::iovec, flags| {
-        let nr = if write { libc::SYS_process_vm_writev } else { libc::SYS_process_vm_readv };
-        call(nr, [pid as u64, (&raw const local) as u64, 1, std::ptr::from_ref(remote) as u64, 1, flags])
-    };
-    assert_eq!(moved(true, &there(0, 100), 0), Ok(100));
-    buffer.fill(0);
-    assert_eq!(moved(false, &there(0, 50), 0), Ok(50));
-    assert_eq!((buffer[0], buffer[49], buffer[50]), (7, 7, 0));
-    // Up to the page that cannot be read.
-    assert_eq!(moved(false, &there(4096 - 10, 100), 0), Ok(10));
-    assert_eq!(moved(false, &there(4096, 100), 0), Err(libc::EFAULT));
-    assert_eq!(moved(false, &there(0, 100), 1), Err(libc::EINVAL));
-    // The caller's own page was never touched.
-    assert_eq!(unsafe { page.read() }, 1);
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-    wait_any(pid);
-    assert_eq!(moved(false, &there(0, 100), 0), Err(libc::ESRCH));
 }
