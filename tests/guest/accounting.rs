@@ -149,10 +149,10 @@ fn setitimer(which: i32, value: Duration, interval: Duration) {
 fn tiny_period() {
     handle(libc::SIGPROF, ring as *const () as usize, libc::SA_RESTART);
     let micro = Duration::from_micros(1);
-    setitimer(libc::ITIMER_PROF as i32, micro, micro);
+    setitimer(libc::ITIMER_PROF, micro, micro);
     let before = own();
     spin(Duration::from_millis(200));
-    setitimer(libc::ITIMER_PROF as i32, Duration::ZERO, Duration::ZERO);
+    setitimer(libc::ITIMER_PROF, Duration::ZERO, Duration::ZERO);
     let used = own().checked_sub(before).unwrap();
     let rung = RUNG.load(Ordering::SeqCst);
     // Once a tick at most, and ticks are a millisecond or longer.
@@ -161,7 +161,7 @@ fn tiny_period() {
 
 fn virtual_time() {
     handle(libc::SIGVTALRM, ring as *const () as usize, 0);
-    setitimer(libc::ITIMER_VIRTUAL as i32, Duration::from_millis(60), Duration::ZERO);
+    setitimer(libc::ITIMER_VIRTUAL, Duration::from_millis(60), Duration::ZERO);
     let mut left: libc::itimerval = unsafe { std::mem::zeroed() };
     assert_eq!(unsafe { libc::getitimer(libc::ITIMER_VIRTUAL as _, &raw mut left) }, 0);
     assert!((1..=70_000).contains(&left.it_value.tv_usec), "{}", left.it_value.tv_usec);
@@ -260,7 +260,7 @@ fn sleep_on_cpu_time() {
     assert_eq!(wait(pid), 0);
     // A handler ends it, and what is left is told.
     handle(libc::SIGALRM, ring as *const () as usize, libc::SA_RESTART);
-    setitimer(libc::ITIMER_REAL as i32, Duration::from_millis(50), Duration::ZERO);
+    setitimer(libc::ITIMER_REAL, Duration::from_millis(50), Duration::ZERO);
     assert_eq!(nap(&mut rest), libc::EINTR);
     assert!(rest.tv_sec == 0 && rest.tv_nsec > 100_000_000, "{}", rest.tv_nsec);
 }

@@ -526,7 +526,7 @@ fn exec_from_thread() {
         // Some number for the thread that is neither.
         wait(fork(|| 0));
         let path = c"/bin/sh";
-        std::thread::spawn(|| sleep_for_ever());
+        std::thread::spawn(sleep_for_ever);
         let script = CString::new("test $$ = 1 && exit 23; exit 1").unwrap();
         std::thread::spawn(move || {
             let argv = [c"sh".as_ptr(), c"-c".as_ptr(), script.as_ptr(), std::ptr::null()];
@@ -557,7 +557,7 @@ fn clone3_tid(flags: u64, tids: &[i32], child: impl FnOnce() -> i32) -> Result<i
 
 fn set_tid() {
     let init = clone(NEWPID, || {
-        let child = clone3_tid(0, &[77], || getpid()).unwrap();
+        let child = clone3_tid(0, &[77], getpid).unwrap();
         assert_eq!((child, libc::WEXITSTATUS(wait(77))), (77, 77));
         let child = clone3_tid(0, &[77], sleep_for_ever).unwrap();
         assert_eq!(clone3_tid(0, &[77], || 0), Err(libc::EEXIST));
@@ -567,7 +567,7 @@ fn set_tid() {
         assert_eq!(clone3_tid(0, &[1; 33], || 0), Err(libc::EINVAL));
         // The first of a namespace is 1, and its number outside can be chosen with it.
         assert_eq!(clone3_tid(NEWPID, &[5], || 0), Err(libc::EINVAL));
-        let below = clone3_tid(NEWPID, &[1, 88], || getpid()).unwrap();
+        let below = clone3_tid(NEWPID, &[1, 88], getpid).unwrap();
         assert_eq!((below, libc::WEXITSTATUS(wait(88))), (88, 1));
         kill(child, libc::SIGKILL).unwrap();
         wait(child);
