@@ -154,8 +154,9 @@ fn everywhere(argv: &[&str], script: impl Fn(Screen) -> i32) {
 
 const SHELL: &[&str] = &["bash", "--norc", "--noprofile", "--noediting", "-i"];
 
-/// A job that says when it has the terminal, at its start and when `fg` continues it: no key comes too early.
-const JOB: &str = "sh -c 'trap \"echo again\" CONT; echo running; while :; do sleep 0.05; done'";
+/// A job that says when it has the terminal, at its start and when `fg` continues it: no key comes too early. It starts no process:
+/// one that is stopped between vfork(2) and execve(2) would keep its parent from stopping.
+const JOB: &str = "sh -c 'trap \"echo again\" CONT; echo running; while :; do :; done'";
 
 /// Waits inside the shell until a job is stopped.
 const STOPPED: &str = "until [ \"$(jobs -s)\" ]; do sleep 0.05; done; echo is \"stopped\"";
