@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering, Ordering::Relaxed, fence};
 use super::current_cpu;
 use crate::time::Nanos;
 
-/// Reads of a meter that is being changed before the last reading is taken as it is: its worker may not run.
-const MAX_READS: usize = 64;
+/// Attempts at a reading before the thread gives its CPU to others in between.
+const QUICK_READS: usize = 64;
 
 /// A sum of counters that belongs to nobody who runs: waited-for children.
 #[derive(Default)]
@@ -123,11 +123,14 @@ struct Meter {
 }
 
 impl Meter {
+    /// Makes readers wait for the end of a turn. The clock is read after it: whoever has read the present stretch up to some time
+    /// is not contradicted by a turn at an earlier one.
+    fn begin_turn(&self) {
+        self.sequence.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Ends the present stretch at `now` and begins another.
-    fn turn(&self, now: Nanos, next: Stretch) {
-        let sequence = self.sequence.load(Relaxed);
-        self.sequence.store(sequence.wrapping_add(1), Relaxed);
-        fence(Ordering::Release);
+    fn end_turn(&self, now: Nanos, next: Stretch) {
         let past = now.saturating_sub(self.since.load(Relaxed));
         match self.stretch.load(Relaxed) {
             1 => self.user.store(self.user.load(Relaxed).wrapping_add(past), Relaxed),
@@ -137,7 +140,7 @@ impl Meter {
         // A clock that seems to go back (another CPU's) must not count twice.
         self.since.fetch_max(now, Relaxed);
         self.stretch.store(next as u64, Relaxed);
-        self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
+        self.sequence.fetch_add(1, Ordering::Release);
     }
 
     fn is_running(&self) -> bool {
@@ -157,11 +160,12 @@ impl Meter {
                 _ => {}
             }
             fence(Ordering::Acquire);
-            tries += 1;
-            if (before.is_multiple_of(2) && self.sequence.load(Relaxed) == before) || tries == MAX_READS {
+            if before.is_multiple_of(2) && self.sequence.load(Relaxed) == before {
                 return (user, system);
             }
-            core::hint::spin_loop();
+            // A turn is a few instructions; if it lasts, its thread has lost its CPU.
+            tries += 1;
+            if tries < QUICK_READS { core::hint::spin_loop() } else { std::thread::yield_now() }
         }
     }
 }
@@ -231,47 +235,46 @@ impl CpuClock {
         CpuClock { meter: Meter::default(), events: EventCounts::default(), group }
     }
 
-    fn turn(&self, now: Nanos, next: Stretch) {
-        self.turn_on(self.group.own(), now, next);
+    fn turn(&self, clock: impl FnOnce() -> Nanos, next: Stretch) -> Nanos {
+        self.turn_on(self.group.own(), clock, next)
     }
 
-    fn turn_on(&self, slot: Option<&Slot>, now: Nanos, next: Stretch) {
-        self.meter.turn(now, next);
-        if let Some(slot) = slot {
-            slot.meter.turn(now, next);
-        }
+    fn turn_on(&self, slot: Option<&Slot>, clock: impl FnOnce() -> Nanos, next: Stretch) -> Nanos {
+        let meters = || [Some(&self.meter), slot.map(|s| &s.meter)].into_iter().flatten();
+        meters().for_each(Meter::begin_turn);
+        let now = clock();
+        meters().for_each(|m| m.end_turn(now, next));
+        now
     }
 
     /// Another worker begins to serve a call of the task, which stays in the guest on `cpu` meanwhile.
-    pub fn begin_service(&self, cpu: usize, now: Nanos) {
-        self.turn_on(self.group.of(cpu), now, Stretch::Sentry);
+    pub fn begin_service(&self, cpu: usize, clock: impl FnOnce() -> Nanos) {
+        self.turn_on(self.group.of(cpu), clock, Stretch::Sentry);
     }
 
     /// It has served it.
-    pub fn end_service(&self, cpu: usize, now: Nanos) {
-        self.turn_on(self.group.of(cpu), now, Stretch::Guest);
+    pub fn end_service(&self, cpu: usize, clock: impl FnOnce() -> Nanos) {
+        self.turn_on(self.group.of(cpu), clock, Stretch::Guest);
     }
 
-    /// The task begins to run in the sentry.
-    pub fn start(&self, now: Nanos) {
-        self.turn(now, Stretch::Sentry);
+    /// The task begins to run in the sentry. Gives the time, as the following do.
+    pub fn start(&self, clock: impl FnOnce() -> Nanos) -> Nanos {
+        self.turn(clock, Stretch::Sentry)
     }
 
     /// It enters the guest.
-    pub fn enter_guest(&self, now: Nanos) {
-        self.turn(now, Stretch::Guest);
+    pub fn enter_guest(&self, clock: impl FnOnce() -> Nanos) -> Nanos {
+        self.turn(clock, Stretch::Guest)
     }
 
     /// It has left the guest.
-    pub fn leave_guest(&self, now: Nanos) {
-        self.turn(now, Stretch::Sentry);
+    pub fn leave_guest(&self, clock: impl FnOnce() -> Nanos) -> Nanos {
+        self.turn(clock, Stretch::Sentry)
     }
 
     /// It gives up the CPU.
-    pub fn stop(&self, now: Nanos) {
-        if self.is_running() {
-            self.turn(now, Stretch::None);
-        }
+    pub fn stop(&self, clock: impl FnOnce() -> Nanos) -> Nanos {
+        if self.is_running() { self.turn(clock, Stretch::None) } else { clock() }
     }
 
     /// Whether a stretch lasts now: the task has a CPU.
@@ -321,18 +324,18 @@ mod tests {
     fn a_group_counts_what_its_tasks_count() {
         let group = GroupClock::new(2);
         let (a, b) = (CpuClock::new(group.clone()), CpuClock::new(group.clone()));
-        a.start(100);
-        a.enter_guest(110);
+        a.start(|| 100);
+        a.enter_guest(|| 110);
         assert_eq!((a.times(150), group.times(150)), ((40, 10), (40, 10)));
         assert_eq!(group.running(), 1);
-        a.leave_guest(160);
-        a.stop(170);
-        a.stop(180);
+        a.leave_guest(|| 160);
+        a.stop(|| 170);
+        a.stop(|| 180);
         assert_eq!((a.times(200), group.times(200), group.running()), ((50, 20), (50, 20), 0));
-        b.start(300);
+        b.start(|| 300);
         b.count_switch(true);
         b.count_minor_fault();
-        b.stop(305);
+        b.stop(|| 305);
         let sum = group.reading(400);
         assert_eq!((sum.user, sum.system, sum.voluntary_switches, sum.minor_faults), (50, 25, 1, 1));
     }
@@ -345,14 +348,14 @@ mod tests {
         std::thread::scope(|s| {
             s.spawn(|| {
                 for _ in 0..100_000 {
-                    clock.enter_guest(now.fetch_add(1, Relaxed));
-                    clock.leave_guest(now.fetch_add(1, Relaxed));
+                    clock.enter_guest(|| now.fetch_add(1, Ordering::SeqCst));
+                    clock.leave_guest(|| now.fetch_add(1, Ordering::SeqCst));
                 }
-                clock.stop(now.fetch_add(1, Relaxed));
+                clock.stop(|| now.fetch_add(1, Ordering::SeqCst));
             });
             let mut last = (0, 0);
             for _ in 0..100_000 {
-                let read = group.times(now.load(Relaxed));
+                let read = group.times(now.load(Ordering::SeqCst));
                 assert!(read.0 >= last.0 && read.1 >= last.1, "{read:?} after {last:?}");
                 last = read;
             }

@@ -522,11 +522,9 @@ impl<F: Future<Output = ()>> Future for Accounted<F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let start = self.platform.monotonic();
-        self.entity.clock.start(start);
+        let start = self.entity.clock.start(|| self.platform.monotonic());
         let result = self.inner.as_mut().poll(cx);
-        let now = self.platform.monotonic();
-        self.entity.clock.stop(now);
+        let now = self.entity.clock.stop(|| self.platform.monotonic());
         let ran = self.entity.weighted(now.saturating_sub(start));
         self.entity.vruntime.fetch_add(ran, Ordering::Relaxed);
         result

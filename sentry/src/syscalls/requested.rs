@@ -35,13 +35,13 @@ impl RequestedCalls for Requested {
         let Some(row) = table::row(number) else { return Served::Refused };
         let call = Call { task: &task, nr: number, args };
         let clock = &task.sched.clock;
-        clock.begin_service(cpu, kernel.platform.monotonic());
+        clock.begin_service(cpu, || kernel.platform.monotonic());
         let result = match row.handler {
             Handler::Fast(f) => f(&call).map(Some),
             Handler::Both { fast, .. } => fast(&call),
             Handler::Slow(_) => Ok(None),
         };
-        clock.end_service(cpu, kernel.platform.monotonic());
+        clock.end_service(cpu, || kernel.platform.monotonic());
         // None: it would block.
         let Some(result) = result.transpose() else { return Served::Refused };
         let me = current_cpu().unwrap_or(0);

@@ -78,9 +78,8 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
         let kinship = kernel.kinship();
         ptrace::attach::tracer_exits(&task, &kinship, &mut dropped);
         leave_children(&task, &group, last, &kinship, &mut dropped);
-        let now = kernel.timers.now();
         // The rest of this poll counts for nobody.
-        task.sched.clock.stop(now);
+        task.sched.clock.stop(|| kernel.timers.now());
         task.set_dead();
         task.set_run_state(RunState::Zombie);
         let status = group.exiting().unwrap_or(status);

@@ -105,8 +105,7 @@ fn enter(task: &Arc<Task>) -> Exit {
         return watch.end(task, cpu, &mut context, Exit::Interrupted);
     }
     let clock = &task.sched.clock;
-    let now = kernel.platform.monotonic();
-    clock.enter_guest(now);
+    let now = clock.enter_guest(|| kernel.platform.monotonic());
     crate::timers::cpu::task_runs(task);
     if let Some(vdso) = &kernel.vdso {
         vdso.refresh_if_due(&*kernel.platform, now);
@@ -116,7 +115,7 @@ fn enter(task: &Arc<Task>) -> Exit {
     let exit = kernel.platform.enter(space.pages(), &mut context, &*task.fpu);
     let exit = watch.end(task, cpu, &mut context, exit);
     kernel.in_guest.set(cpu, None);
-    clock.leave_guest(kernel.platform.monotonic());
+    clock.leave_guest(|| kernel.platform.monotonic());
     task.set_running_on(None);
     if step {
         context.rflags &= !TRAP_FLAG;
