@@ -15,6 +15,7 @@ pub const CASES: &[Case] = &[
     ("pidns_death_waits_for_outside_parents", death_waits),
     ("pidns_signals_to_init", init_signals),
     ("pidns_init_faults", init_faults),
+    ("pidns_init_dies_tracing", dies_tracing),
     ("pidns_reboot", reboot),
     ("pidns_kill_all", kill_all),
     ("pidns_proc", proc_of_mount),
@@ -360,6 +361,38 @@ fn init_faults() {
     // abort(3) raises SIGABRT, which an init ignores, and then executes an instruction that faults.
     let status = wait(init.unwrap());
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) != libc::SIGABRT, "{status:#x}");
+}
+
+/// The init of a namespace ends while it traces a member: it lets the member go, and does not wait for it to be let go.
+fn dies_tracing() {
+    for thread in [false, true] {
+        for options in [0, libc::PTRACE_O_TRACEEXIT] {
+            let init = clone(NEWPID, || {
+                let mut tid = 0_i32;
+                let (from, to) = pipe();
+                fork(|| {
+                    if thread {
+                        std::thread::spawn(move || {
+                            write_tid(to);
+                            sleep_for_ever()
+                        });
+                    } else {
+                        write_tid(to);
+                    }
+                    sleep_for_ever()
+                });
+                assert_eq!(unsafe { libc::read(from, (&raw mut tid).cast(), 4) }, 4);
+                ok(unsafe { libc::ptrace(libc::PTRACE_SEIZE, tid, 0, options) }).unwrap();
+                9
+            });
+            assert_eq!(libc::WEXITSTATUS(wait(init.unwrap())), 9);
+        }
+    }
+}
+
+fn write_tid(to: i32) {
+    let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
+    assert_eq!(unsafe { libc::write(to, (&raw const tid).cast(), 4) }, 4);
 }
 
 fn reboot() {

@@ -21,6 +21,7 @@ const ROUNDS: u64 = 500;
 
 struct Calls {
     platform: Weak<KvmPlatform>,
+    asked: AtomicU64,
     served: AtomicU64,
     held: AtomicU64,
     /// Every how many calls one is held; the one after it is refused.
@@ -33,15 +34,17 @@ impl RequestedCalls for Calls {
         if nr != CALL {
             return Served::Refused;
         }
-        let n = self.served.fetch_add(1, Ordering::SeqCst);
+        let n = self.asked.fetch_add(1, Ordering::SeqCst);
         if self.hold != 0 && n.is_multiple_of(self.hold) {
             self.held.fetch_add(1, Ordering::SeqCst);
+            self.served.fetch_add(1, Ordering::SeqCst);
             self.platform.upgrade().unwrap().kick(cpu);
             return Served::Held(args[0] + args[5]);
         }
         if self.hold != 0 && n % self.hold == 1 {
             return Served::Refused;
         }
+        self.served.fetch_add(1, Ordering::SeqCst);
         Served::Done(args[0] + args[5])
     }
 }
@@ -120,20 +123,44 @@ fn calling(a: &mut CodeAssembler) -> Result<(), iced_x86::IcedError> {
 
 fn keeps_registers(hold: u64) {
     let Some(p) = machine() else { return };
-    let calls =
-        Arc::new(Calls { platform: Arc::downgrade(&p), served: AtomicU64::new(0), held: AtomicU64::new(0), hold });
+    let calls = Arc::new(Calls {
+        platform: Arc::downgrade(&p),
+        asked: AtomicU64::new(0),
+        served: AtomicU64::new(0),
+        held: AtomicU64::new(0),
+        hold,
+    });
     p.serve_requests(calls.clone());
     let space = space(&p, calling);
     let begin = Instant::now();
-    beside_an_idle_worker(&p, || {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        // Kicks at all moments: a call is served once, by whomever.
+        s.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                p.kick(0);
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        });
+        keeps_on(&p, &calls, &*space, begin);
+        over.store(true, Ordering::SeqCst);
+    });
+}
+
+fn keeps_on(p: &Arc<KvmPlatform>, calls: &Calls, space: &dyn GuestSpace, begin: Instant) {
+    let hold = calls.hold;
+    beside_an_idle_worker(p, || {
         let fpu = p.new_fpu();
         // A busy machine may let the two workers meet late.
         while begin.elapsed() < Duration::from_secs(60) {
             let fixed = UserContext { rdi: 3, rsi: 4, rdx: 5, r10: 6, r8: 7, r9: 8, rbp: 9, ..Default::default() };
             let mut ctx = UserContext { rip: CODE, rsp: STACK + 4096, rflags: 0x202, r15: ROUNDS, ..fixed };
+            let before = calls.served.load(Ordering::SeqCst);
+            let mut left = 0;
             loop {
-                match p.enter(&*space, &mut ctx, &*fpu) {
+                match p.enter(space, &mut ctx, &*fpu) {
                     Exit::Syscall => {
+                        left += 1;
                         assert_eq!(ctx.rax, CALL);
                         ctx.rax = ctx.rdi + ctx.r9;
                     }
@@ -143,6 +170,7 @@ fn keeps_registers(hold: u64) {
                 }
             }
             assert_eq!((ctx.rbx, ctx.r14), (ROUNDS * 11, 0));
+            assert_eq!(left + calls.served.load(Ordering::SeqCst) - before, ROUNDS, "each call is served once");
             let kept = (ctx.rdi, ctx.rsi, ctx.rdx, ctx.r10, ctx.r8, ctx.r9, ctx.rbp, ctx.rsp);
             assert_eq!(kept, (3, 4, 5, 6, 7, 8, 9, STACK + 4096));
             if calls.served.load(Ordering::SeqCst) > 200 && (hold == 0 || calls.held.load(Ordering::SeqCst) > 5) {
@@ -167,8 +195,13 @@ fn calls_that_are_held_or_refused_keep_every_register() {
 #[test]
 fn a_forged_request_page_harms_nobody() {
     let Some(p) = machine() else { return };
-    let calls =
-        Arc::new(Calls { platform: Arc::downgrade(&p), served: AtomicU64::new(0), held: AtomicU64::new(0), hold: 0 });
+    let calls = Arc::new(Calls {
+        platform: Arc::downgrade(&p),
+        asked: AtomicU64::new(0),
+        served: AtomicU64::new(0),
+        held: AtomicU64::new(0),
+        hold: 0,
+    });
     p.serve_requests(calls);
     // Writes the state in RSI and the call, and then waits, or jumps to the stub at RDI if that is not 0.
     let space = space(&p, |a| {

@@ -11,8 +11,8 @@ use super::user::{Caps, Credentials};
 use crate::lock::{Mutex, Rank};
 use crate::mm::backing::{Mappable, MappedPage};
 use crate::mm::shared::SharedAnonymous;
-use crate::mm::{AddressSpace, MappedFile};
-use crate::platform::Platform;
+use crate::mm::{AddressSpace, Charge, MappedFile};
+use crate::platform::{KernelMemory, Platform};
 use crate::{Errno, Result};
 
 /// The device that segments have as files: Linux's internal tmpfs.
@@ -28,6 +28,9 @@ pub const SHMALL: u64 = u64::MAX - (1 << 24);
 const INDEX_BITS: u32 = 15;
 /// Sequence numbers before they begin again.
 const SEQUENCES: u32 = 1 << 16;
+
+/// Bytes of a segment besides its pages.
+const SEGMENT_COST: usize = 1024;
 
 const IPC_PRIVATE: i32 = 0;
 const IPC_CREAT: u32 = 0o1000;
@@ -100,6 +103,7 @@ struct Segment {
     stat: ShmStat,
     held: Held,
     name: Arc<Name>,
+    _charge: Charge,
 }
 
 /// What shmctl(2) tells of a segment. Process numbers are those of the outermost PID namespace; times are s.
@@ -265,6 +269,7 @@ impl Segments {
         if size > platform.memory().limit() {
             return Err(Errno::ENOMEM);
         }
+        let charge = Charge::new(platform, KernelMemory::Slab, SEGMENT_COST)?;
         let (index, id) = table.new_id()?;
         let memory = Arc::new(ShmMemory {
             pages: SharedAnonymous::new(platform.clone(), pages(size) * PAGE_SIZE),
@@ -294,7 +299,9 @@ impl Segments {
         if key != IPC_PRIVATE {
             table.keys.insert(key, index);
         }
-        table.segments.insert(index, Segment { stat, held: Held::Kept(memory), name: Arc::new(Name(key)) });
+        table
+            .segments
+            .insert(index, Segment { stat, held: Held::Kept(memory), name: Arc::new(Name(key)), _charge: charge });
         Ok(id)
     }
 

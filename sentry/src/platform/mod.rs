@@ -349,7 +349,8 @@ pub enum Served {
     Refused,
     /// It is over; RAX is to be this.
     Done(u64),
-    /// It is over, and something is due before the task goes on: its worker has been kicked, and it stays where it is until then.
+    /// It is over, and something is due before the task goes on: its worker has been kicked, and it stays where it is until then. It
+    /// leaves the guest with `orig_rax` set, as after a call that left by itself.
     Held(u64),
 }
 

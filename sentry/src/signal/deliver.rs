@@ -29,9 +29,12 @@ fn restart_code(ctx: &UserContext) -> Option<Errno> {
     }
     let n = i32::try_from(0u64.wrapping_sub(ctx.rax)).ok()?;
     let e = Errno::from_raw(n);
-    [Errno::ERESTARTSYS, Errno::ERESTARTNOINTR, Errno::ERESTARTNOHAND, Errno::ERESTART_RESTARTBLOCK]
-        .contains(&e)
-        .then_some(e)
+    asks_for_restart(e).then_some(e)
+}
+
+/// Whether this is not an error of the call but a wish for what is to follow a signal.
+pub fn asks_for_restart(e: Errno) -> bool {
+    [Errno::ERESTARTSYS, Errno::ERESTARTNOINTR, Errno::ERESTARTNOHAND, Errno::ERESTART_RESTARTBLOCK].contains(&e)
 }
 
 /// Whether [`prepare_return`] has anything to do. Cheap: one atomic and two registers on the common path.

@@ -10,9 +10,12 @@ use super::table::{self, Call, Handler};
 use crate::kernel::Kernel;
 use crate::platform::{RequestedCalls, Served};
 use crate::sched::current_cpu;
+use crate::signal::deliver;
 
 /// Most bytes of a read or write served this way.
 const MOST_BYTES: u64 = 64 << 10;
+/// Most bytes of a mapping made or changed.
+const MOST_MAPPED: u64 = 16 << 20;
 /// Most random bytes.
 const MOST_RANDOM: u64 = 4096;
 
@@ -47,9 +50,10 @@ impl RequestedCalls for Requested {
         let me = current_cpu().unwrap_or(0);
         kernel.stats.syscall(me, number);
         kernel.stats.served_inside(me);
+        let restart = result.as_ref().is_err_and(|&e| deliver::asks_for_restart(e));
         let value = result.unwrap_or_else(|e| e.to_rax());
         // What the call itself brought about, a signal to the caller above all, is due before the program goes on.
-        if task.interruption.is_pending() {
+        if restart || task.interruption.is_pending() {
             kernel.platform.kick(cpu);
             return Served::Held(value);
         }
@@ -69,13 +73,13 @@ fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
             args[2] <= MOST_BYTES
         }
         nr::__NR_getrandom => args[1] <= MOST_RANDOM,
+        nr::__NR_mmap | nr::__NR_mprotect | nr::__NR_munmap => args[1] <= MOST_MAPPED,
         // Waiting needs the worker.
         nr::__NR_futex => matches!(
             args[1] as u32 & !(nr::FUTEX_PRIVATE_FLAG | nr::FUTEX_CLOCK_REALTIME),
             nr::FUTEX_WAKE | nr::FUTEX_WAKE_BITSET | nr::FUTEX_REQUEUE | nr::FUTEX_CMP_REQUEUE | nr::FUTEX_WAKE_OP
         ),
         nr::__NR_access
-        | nr::__NR_brk
         | nr::__NR_chdir
         | nr::__NR_chmod
         | nr::__NR_clock_gettime
@@ -94,7 +98,6 @@ fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
         | nr::__NR_fcntl
         | nr::__NR_fstat
         | nr::__NR_fstatfs
-        | nr::__NR_ftruncate
         | nr::__NR_getcwd
         | nr::__NR_getdents64
         | nr::__NR_getegid
@@ -116,9 +119,6 @@ fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
         | nr::__NR_lstat
         | nr::__NR_mkdir
         | nr::__NR_mkdirat
-        | nr::__NR_mmap
-        | nr::__NR_mprotect
-        | nr::__NR_munmap
         | nr::__NR_newfstatat
         | nr::__NR_open
         | nr::__NR_openat
@@ -126,13 +126,11 @@ fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
         | nr::__NR_poll
         | nr::__NR_readlink
         | nr::__NR_readlinkat
-        | nr::__NR_recvmsg
         | nr::__NR_rename
         | nr::__NR_renameat
         | nr::__NR_rmdir
         | nr::__NR_rt_sigaction
         | nr::__NR_rt_sigprocmask
-        | nr::__NR_sendmsg
         | nr::__NR_stat
         | nr::__NR_statfs
         | nr::__NR_statx

@@ -66,14 +66,20 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
     leave_memory(&task, space);
     task.set_files(Arc::new(FdTable::new(&task.kernel().platform)));
     task.set_nsproxy(None);
+    let mut dropped: Vec<Arc<ThreadGroup>> = Vec::new();
     if last {
         group.timers.clear();
         leave_terminal(&group);
         if group.tgid() == 1 {
+            // A member that waits for its tracer to let it go would never be gone if that is this task.
+            {
+                let kinship = kernel.kinship();
+                ptrace::attach::tracer_exits(&task, &kinship, &mut dropped);
+            }
+            dropped.clear();
             end_namespace(&group).await;
         }
     }
-    let mut dropped: Vec<Arc<ThreadGroup>> = Vec::new();
     let ended = {
         let kinship = kernel.kinship();
         ptrace::attach::tracer_exits(&task, &kinship, &mut dropped);

@@ -16,6 +16,8 @@ use crate::sched::{self, current_cpu};
 use crate::signal::{self, fault};
 use crate::trace::ExitReason;
 
+/// Tasks whose broken end is told as an error; later ones are told to whoever debugs.
+const LOUD_ENDS: u64 = 10;
 /// Page fault error code: the access was a write.
 const PF_WRITE: u32 = 2;
 /// Page fault error code: a protection key forbids the access.
@@ -73,7 +75,13 @@ async fn until_end(task: &Arc<Task>) -> i32 {
                 fault::memory(task, addr, FaultSignal::Bus, 0);
             }
             Exit::Broken(why) => {
-                log::error!("task {} cannot go on: {why}", task.global_tid());
+                // A program at its memory limit can bring this about as often as it likes.
+                let level = if kernel.stats.exits(ExitReason::Broken) > LOUD_ENDS {
+                    log::Level::Debug
+                } else {
+                    log::Level::Error
+                };
+                log::log!(level, "task {} cannot go on: {why}", task.global_tid());
                 task.group().begin_exit(signal::Signal::SIGKILL.number());
             }
         }

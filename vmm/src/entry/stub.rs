@@ -10,6 +10,7 @@
 //! | [`STATE`] | both | whose turn it is: [`state`] |
 //! | [`CALL`], [`ARGS`] | the stub; the result by whoever serves | RAX, then RDI, RSI, RDX, R10, R8, R9 |
 //! | [`POLLED`] | the host | not zero while somebody looks for requests |
+//! | [`SEQUENCE`] | the stub | one more with each request |
 //! | [`RCX`], [`R11`] | the stub | where the program goes on, and its flags |
 use guest_abi::layout::{ENTRY_PAGE, REQUEST_PAGE};
 use iced_x86::code_asm::registers::gpr8::{al, ch, cl};
@@ -28,6 +29,8 @@ pub const CALL: usize = 1;
 pub const ARGS: usize = 2;
 /// Whether anybody polls. On a line of its own, which stays in the guest CPU's cache.
 pub const POLLED: usize = 8;
+/// The number of the request. What became of it the host finds by this, not by [`STATE`], which the stub may have in a register.
+pub const SEQUENCE: usize = 18;
 /// The program's RCX: the return address.
 pub const RCX: usize = 16;
 /// The program's R11: its flags.
@@ -69,7 +72,7 @@ pub struct Stub {
     requested: u64,
     /// The result is there.
     done: u64,
-    /// The call is to leave: from here on R11 is the program's again.
+    /// The call is to leave: the program's R11 comes back here.
     plain: u64,
     /// After the last instruction.
     end: u64,
@@ -82,7 +85,7 @@ pub struct Place {
     pub rcx_saved: bool,
     /// R11 is in its word.
     pub r11_saved: bool,
-    /// The call has been requested, and [`STATE`] tells what became of it.
+    /// The call has been requested.
     pub requested: bool,
     /// The call has been served; the result is in [`CALL`].
     pub done: bool,
@@ -105,7 +108,7 @@ impl Stub {
         let done = (self.done..self.plain).contains(&rip);
         Place {
             rcx_saved: rip > self.entry && rip < self.out,
-            r11_saved: (self.saved..self.plain).contains(&rip),
+            r11_saved: (self.saved..=self.plain).contains(&rip),
             requested: (self.requested..self.done).contains(&rip),
             done,
         }
@@ -173,6 +176,9 @@ fn assemble(mode: TrapMode) -> Result<Stub, IcedError> {
     for (i, register) in arguments.into_iter().enumerate() {
         w.store(ARGS + i, register)?;
     }
+    w.load(Register::RCX, SEQUENCE)?;
+    w.0.lea(rcx, rcx + 1)?;
+    w.store(SEQUENCE, Register::RCX)?;
     w.store_value(STATE, state::REQUESTED)?;
     w.0.set_label(requested)?;
     w.0.mov(r11d, PATIENCE)?;
@@ -254,7 +260,7 @@ mod tests {
             assert_eq!(place(stub.out), intact);
             assert_eq!(place(stub.requested), Place { rcx_saved: true, r11_saved: true, requested: true, done: false });
             assert_eq!(place(stub.done), Place { rcx_saved: true, r11_saved: true, requested: false, done: true });
-            assert!(!place(stub.plain).done && place(stub.plain).rcx_saved);
+            assert!(!place(stub.plain).done && place(stub.plain).rcx_saved && place(stub.plain).r11_saved);
             assert!(stub.contains(stub.out) && !stub.contains(stub.end));
         }
     }

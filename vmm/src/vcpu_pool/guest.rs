@@ -8,7 +8,7 @@ use sentry::platform::{Exit, GuestSpace as _, Memory as _, PhysAddr, PteFlags, T
 use super::Machine;
 use super::requests::{Requests, Service};
 use super::signal::Kick;
-use crate::entry::stub::{self, Stub, state};
+use crate::entry::stub::{self, Stub};
 use crate::entry::tables::{GDT_LIMIT, KERNEL_CS, TSS_LIMIT, TSS_SELECTOR, USER_CS, USER_SS, has_error_code};
 use crate::entry::{
     Chain, DESCRIPTOR_PAGE, EXCEPTION_PORT, IDT_PAGE, STACK_TOP, STUB_PAGE, STUB_STRIDE, SUPERVISOR_SYSCALL,
@@ -408,7 +408,7 @@ impl Guest {
     fn leave_stub(&mut self, machine: &Machine, requests: Option<&Requests>, ctx: &mut UserContext) -> Exit {
         let place = self.stub.place(ctx.rip);
         let memory = &*machine.memory;
-        let state = requests.map_or(state::FREE, |r| r.close(memory));
+        let answer = requests.and_then(|r| r.close(memory)).filter(|_| place.requested || place.done);
         let word = |w| memory.table_read(self.chain.requests, w);
         if place.rcx_saved {
             ctx.rcx = word(stub::RCX);
@@ -416,8 +416,10 @@ impl Guest {
         if place.r11_saved {
             ctx.r11 = word(stub::R11);
         }
-        if place.done || place.requested && matches!(state, state::DONE | state::HELD) {
-            ctx.rax = word(stub::CALL);
+        if answer.is_some() || place.done {
+            if let Some(answer) = answer {
+                (ctx.rax, ctx.orig_rax) = (answer.result, answer.call);
+            }
             ctx.rip = ctx.rcx;
             ctx.rflags = user_flags(ctx.r11);
             return Exit::Interrupted;

@@ -223,11 +223,10 @@ impl Pool {
         }
     }
 
-    /// Looks for requests of the other CPUs.
-    fn look(&self, me: usize, cpu: &Cpu) -> Look {
-        let others: Vec<&Requests> = self.cpus.iter().map(|c| &c.requests).collect();
-        debug_assert!(me < others.len());
-        self.service.look(&self.machine.memory, &others, || cpu.token.load(Ordering::SeqCst) == WANTED)
+    /// Looks for requests, as the worker of `cpu`: its own gate is shut.
+    fn look(&self, cpu: &Cpu) -> Look {
+        let all: Vec<&Requests> = self.cpus.iter().map(|c| &c.requests).collect();
+        self.service.look(&self.machine.memory, &all, || cpu.token.load(Ordering::SeqCst) == WANTED)
     }
 
     /// See [`sentry::platform::Platform::park`]. What the vCPU holds of a task stays there: whoever runs that task next can
@@ -237,11 +236,11 @@ impl Pool {
         loop {
             match cpu.token.swap(0, Ordering::SeqCst) {
                 WANTED => return,
-                LOOK if self.look(number, cpu) == Look::Wanted => continue,
+                LOOK if self.look(cpu) == Look::Wanted => continue,
                 _ => {}
             }
             let others = self.cpus.iter().enumerate().filter(|&(n, _)| n != number).map(|(_, c)| &c.requests);
-            if self.service.pays(others) && self.look(number, cpu) == Look::Wanted {
+            if self.service.pays(others) && self.look(cpu) == Look::Wanted {
                 continue;
             }
             cpu.parked.store(true, Ordering::SeqCst);

@@ -37,11 +37,30 @@ pub enum Mode {
     Off,
 }
 
+/// A request that has been served.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer {
+    /// The request's number.
+    sequence: u64,
+    /// The call's number.
+    pub call: u64,
+    /// Its result.
+    pub result: u64,
+}
+
+#[derive(Default)]
+struct Gate {
+    /// The vCPU is in the guest with a task whose calls may be served.
+    open: bool,
+    /// The last request served since the entry.
+    answer: Option<Answer>,
+}
+
 /// One vCPU's side.
 #[derive(Default)]
 pub struct Requests {
-    /// Open while the vCPU is in the guest with a task whose calls may be served; held by whoever serves one.
-    gate: Mutex<bool>,
+    /// Held by whoever serves a request.
+    gate: Mutex<Gate>,
     /// The physical address of the request page, 0 before there is one.
     page: AtomicU64,
     /// TSC at the last exit for a system call.
@@ -136,14 +155,14 @@ impl Service {
         self.not_before.store(tsc().wrapping_add(PAUSE.0 * self.microsecond), Ordering::Relaxed);
     }
 
-    /// Looks for requests of `others` until there is none for a while, or `wanted` says so.
-    pub fn look(&self, memory: &GuestMemory, others: &[&Requests], wanted: impl Fn() -> bool) -> Look {
+    /// Looks for requests of `all` vCPUs, in order of their numbers, until there is none for a while, or `wanted` says so.
+    pub fn look(&self, memory: &GuestMemory, all: &[&Requests], wanted: impl Fn() -> bool) -> Look {
         let Some(calls) = self.calls.get() else { return Look::Quiet };
         self.lookers.fetch_add(1, Ordering::SeqCst);
-        others.iter().for_each(|r| r.show_polled(memory, true));
-        let (end, served) = self.look_on(memory, &**calls, others, wanted);
+        all.iter().for_each(|r| r.show_polled(memory, true));
+        let (end, served) = self.look_on(memory, &**calls, all, wanted);
         if self.lookers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            others.iter().for_each(|r| r.show_polled(memory, false));
+            all.iter().for_each(|r| r.show_polled(memory, false));
         }
         if end == Look::Quiet && served < WORTH {
             let pause = self.pause.load(Ordering::Relaxed);
@@ -159,7 +178,7 @@ impl Service {
         &self,
         memory: &GuestMemory,
         calls: &dyn RequestedCalls,
-        others: &[&Requests],
+        all: &[&Requests],
         wanted: impl Fn() -> bool,
     ) -> (Look, u64) {
         let (mut last, mut before, mut served) = (tsc(), tsc(), 0);
@@ -168,7 +187,7 @@ impl Service {
                 return (Look::Wanted, served);
             }
             let mut found = false;
-            for (cpu, requests) in others.iter().enumerate() {
+            for (cpu, requests) in all.iter().enumerate() {
                 found |= requests.serve(memory, calls, cpu);
             }
             let now = tsc();
@@ -209,22 +228,19 @@ impl Requests {
         let Some(page) = self.page() else { return };
         if fresh {
             // What one program asked for is not another's to read.
-            (stub::CALL..stub::ARGS + 6).chain([stub::RCX, stub::R11]).for_each(|w| memory.table_write(page, w, 0));
+            (0..512).for_each(|w| memory.table_write(page, w, 0));
         }
         memory.table_write(page, stub::STATE, state::FREE);
         memory.table_write(page, stub::POLLED, u64::from(service.is_polled()));
-        *self.gate.lock() = service.is_on();
+        *self.gate.lock() = Gate { open: service.is_on(), answer: None };
     }
 
-    /// Nobody serves this vCPU's task from now on; waits for whoever does. Gives the state of its request.
-    pub fn close(&self, memory: &GuestMemory) -> u64 {
-        *self.gate.lock() = false;
-        self.page().map_or(state::FREE, |page| memory.table_read(page, stub::STATE))
-    }
-
-    /// A word of the request page, as the program or whoever served it left it.
-    pub fn word(&self, memory: &GuestMemory, word: usize) -> u64 {
-        self.page().map_or(0, |page| memory.table_read(page, word))
+    /// Nobody serves this vCPU's task from now on; waits for whoever does. Gives the answer to the last request, if it was served.
+    pub fn close(&self, memory: &GuestMemory) -> Option<Answer> {
+        let mut gate = self.gate.lock();
+        gate.open = false;
+        let sequence = memory.table_read(self.page()?, stub::SEQUENCE);
+        gate.answer.filter(|a| a.sequence == sequence)
     }
 
     /// Serves the request of this vCPU, that of `cpu`, if there is one.
@@ -233,25 +249,24 @@ impl Requests {
         if memory.table_read(page, stub::STATE) != state::REQUESTED {
             return false;
         }
-        let Some(open) = self.gate.try_lock().filter(|open| **open) else { return false };
+        let Some(mut gate) = self.gate.try_lock().filter(|gate| gate.open) else { return false };
         if memory.table_exchange(page, stub::STATE, state::REQUESTED, state::CLAIMED) != state::REQUESTED {
             return false;
         }
         let word = |w| memory.table_read(page, w);
         let args = core::array::from_fn(|i| word(stub::ARGS + i));
-        let end = match calls.serve(cpu, word(stub::CALL), args) {
-            Served::Refused => state::REFUSED,
-            Served::Done(result) => {
-                memory.table_write(page, stub::CALL, result);
-                state::DONE
-            }
-            Served::Held(result) => {
-                memory.table_write(page, stub::CALL, result);
-                state::HELD
-            }
+        let (sequence, call) = (word(stub::SEQUENCE), word(stub::CALL));
+        let (end, result) = match calls.serve(cpu, call, args) {
+            Served::Refused => (state::REFUSED, None),
+            Served::Done(result) => (state::DONE, Some(result)),
+            Served::Held(result) => (state::HELD, Some(result)),
         };
+        if let Some(result) = result {
+            gate.answer = Some(Answer { sequence, call, result });
+            memory.table_write(page, stub::CALL, result);
+        }
         memory.table_write(page, stub::STATE, end);
-        drop(open);
+        drop(gate);
         end != state::REFUSED
     }
 }

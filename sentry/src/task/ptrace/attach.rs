@@ -42,7 +42,8 @@ pub fn trace_me(task: &Arc<Task>) -> Result<()> {
         return Err(Errno::EPERM);
     }
     // Linux finds no fault with a parent outside of the PID namespace; here there may be none at all.
-    if let Some(parent) = task.group().parent_task() {
+    // One that is dying lets nobody go any more.
+    if let Some(parent) = task.group().parent_task().filter(|p| p.must_exit().is_none()) {
         // The child consents: only what it could do beyond its parent counts.
         let (by, own) = (parent.credentials(), task.credentials());
         if !by.permitted.contains(own.permitted) && !by.has(Caps::SYS_PTRACE) {

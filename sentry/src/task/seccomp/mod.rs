@@ -10,7 +10,9 @@ use self::bpf::{DATA_LEN, Program};
 use super::Task;
 use super::ptrace::{self, event, flag};
 use crate::lock::{Mutex, Rank};
+use crate::mm::Charge;
 use crate::ns::user::Caps;
+use crate::platform::KernelMemory;
 use crate::signal::{self, Signal, info};
 use crate::{Errno, Result};
 
@@ -47,6 +49,8 @@ const MAX_ERRNO: u32 = 4095;
 /// Most instructions of all filters of a task, each counted with four more.
 const PATH_MOST: usize = 32768;
 const PATH_EXTRA: usize = 4;
+/// Bytes of a filter besides its instructions.
+const FILTER_COST: usize = 128;
 
 /// A filter and those that were installed before it.
 struct Filter {
@@ -55,6 +59,7 @@ struct Filter {
     /// Instructions of all of them.
     path: usize,
     count: usize,
+    _charge: Charge,
 }
 
 impl Drop for Filter {
@@ -123,7 +128,7 @@ pub fn may_install(task: &Task) -> Result<()> {
 }
 
 /// SECCOMP_SET_MODE_FILTER; with `all` for every thread of the group: gives the number of one that has filters of its own, and then
-/// changes nothing. EINVAL in strict mode, ENOMEM for too many instructions in all.
+/// changes nothing. EINVAL in strict mode, ENOMEM for too many instructions in all and at the sandbox's memory limit.
 pub fn install(task: &Arc<Task>, program: Program, all: bool) -> Result<Option<i32>> {
     let _kinship = task.kernel().kinship();
     if task.seccomp.mode() == MODE_STRICT {
@@ -140,7 +145,9 @@ pub fn install(task: &Arc<Task>, program: Program, all: bool) -> Result<Option<i
     if let Some(bad) = others.iter().find(|t| !is_ancestor(t, before.as_ref())) {
         return Ok(Some(bad.tid()));
     }
-    let filter = Arc::new(Filter { program, before, path, count: count + 1 });
+    let bytes = program.len().saturating_mul(size_of::<bpf::Instruction>()) + FILTER_COST;
+    let charge = Charge::new(&task.kernel().platform, KernelMemory::Slab, bytes)?;
+    let filter = Arc::new(Filter { program, before, path, count: count + 1, _charge: charge });
     let no_new_privs = task.credentials().no_new_privs;
     for t in &others {
         if no_new_privs && !t.credentials().no_new_privs {
