@@ -18,6 +18,7 @@ pub const CASES: &[Case] = &[
     ("stop_of_many_threads", stop_threads),
     ("sigchld_of_stops", sigchld_of_stops),
     ("sa_nocldstop_nocldwait", nocld),
+    ("sigttin_ends_every_read", background_reads),
     ("orphaned_process_group", orphaned),
     ("wait_status_of_core_signals", core_signals),
     ("sigsuspend_and_pselect_masks", temporary_masks),
@@ -461,6 +462,27 @@ fn nocld() {
     fork(|| 3);
     assert_eq!(ok(unsafe { libc::wait(std::ptr::null_mut()) }), Err(libc::ECHILD));
     assert_eq!(news(), (libc::CLD_EXITED, 3));
+}
+
+/// A background process that handles SIGTTIN without SA_RESTART: each read from the terminal ends in EINTR.
+fn background_reads() {
+    let mut terminal = 0;
+    let (no_name, no_size) = (std::ptr::null_mut(), std::ptr::null());
+    let shell = unsafe { libc::forkpty(&raw mut terminal, no_name, std::ptr::null(), no_size) };
+    if shell == 0 {
+        let reader = fork(|| {
+            unsafe { libc::setpgid(0, 0) };
+            handle(libc::SIGTTIN, count as *const () as usize, 0);
+            let ends = (0..3000).filter(|_| {
+                let mut byte = 0_u8;
+                let n = unsafe { libc::read(0, (&raw mut byte).cast(), 1) };
+                n == -1 && errno() == libc::EINTR
+            });
+            i32::from(ends.count() != 3000)
+        });
+        unsafe { libc::_exit(libc::WEXITSTATUS(wait(reader))) };
+    }
+    assert_eq!(libc::WEXITSTATUS(wait(shell)), 0);
 }
 
 fn orphaned() {

@@ -61,7 +61,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "SRC:DST[:ro]", value_parser = value::bind)]
     pub bind: Vec<value::Bind>,
     /// Mount an empty in-memory file system (may be repeated)
-    #[arg(long, value_name = "DIR", value_parser = value::absolute)]
+    #[arg(long, value_name = "DIR", value_parser = value::mount_point)]
     pub tmpfs: Vec<PathBuf>,
     /// Working directory of the command [default: the caller's, or / with --rootfs]
     #[arg(long, short = 'w', value_name = "DIR", value_parser = value::absolute)]

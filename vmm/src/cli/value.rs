@@ -61,6 +61,9 @@ pub fn bind(text: &str) -> Result<Bind, String> {
     if source.is_empty() || !target.starts_with('/') {
         return Err("expected SRC:DST with an absolute DST".to_owned());
     }
+    if hides_the_root(target) {
+        return Err("a mount at / would hide the root file system; --rootfs replaces it".to_owned());
+    }
     Ok(Bind { source: source.into(), target: target.into(), read_only })
 }
 
@@ -116,6 +119,18 @@ pub fn env(text: &str) -> Result<(String, Option<String>), String> {
 /// An absolute path in the sandbox.
 pub fn absolute(text: &str) -> Result<PathBuf, String> {
     if text.starts_with('/') { Ok(text.into()) } else { Err("the path must be absolute".to_owned()) }
+}
+
+/// The place of a mount: absolute, and not the root itself.
+pub fn mount_point(text: &str) -> Result<PathBuf, String> {
+    if hides_the_root(text) {
+        return Err("a mount at / would hide the root file system; --rootfs replaces it".to_owned());
+    }
+    absolute(text)
+}
+
+fn hides_the_root(target: &str) -> bool {
+    target.starts_with('/') && target.split('/').all(|part| matches!(part, "" | "."))
 }
 
 /// A host name: 1 to 64 bytes without NUL.

@@ -36,7 +36,9 @@ impl fmt::Display for PlatformError {
                 "/dev/kvm does not exist: load the kvm_intel or kvm_amd module, or enable virtualization in the firmware",
             ),
             Self::NoPermission => {
-                f.write_str("/dev/kvm may not be opened by this user: add the user to the group that owns it (often `kvm`)")
+                f.write_str(
+                    "/dev/kvm may not be opened by this user: let the group that owns it (often `kvm`) read and write it, and add the user to that group",
+                )
             }
             Self::Open(e) => write!(f, "/dev/kvm cannot be opened: {e}"),
             Self::ApiVersion(v) => write!(f, "KVM speaks interface version {v}, not 12"),

@@ -70,7 +70,15 @@ impl fmt::Display for SandboxError {
             SandboxError::Workdir(dir, errno) => {
                 write!(f, "the working directory '{dir}' cannot be used: {}", describe(*errno))
             }
-            SandboxError::NotFound(command) => write!(f, "command '{command}' not found"),
+            SandboxError::NotFound(command) => {
+                write!(f, "command '{command}' not found")?;
+                // A path that may well exist: then it is what the file asks for that is missing.
+                if command.contains('/') {
+                    f.write_str(", or the interpreter that it names is missing")
+                } else {
+                    Ok(())
+                }
+            }
             SandboxError::NotExecutable(command, errno) => {
                 write!(f, "command '{command}' cannot be executed: {}", describe(*errno))
             }
