@@ -1,7 +1,7 @@
 //! Programs that take all of one thing they can get. Not in the list of cases, as the host would pay: `tests/tests/bounds.rs` runs
 //! them in sandboxes with little memory. Each prints how much it got and the error number that ended it.
 use super::Case;
-use super::sys::{call, ok};
+use super::sys::{call, fork, ok, wait};
 
 pub const HUNGRY: &[Case] = &[
     ("hungry_pipes", pipes),
@@ -17,6 +17,24 @@ pub const HUNGRY: &[Case] = &[
     ("hungry_texts", texts),
     ("hungry_mounts", mounts),
 ];
+
+/// Runs a hungry program in a process group of its own. At the limit whoever writes to a page that a fork has shared is killed, as by
+/// Linux's out-of-memory killer, and the program may be that one; who judges it has all it needs before.
+pub fn judge(case: fn()) {
+    println!("judged:");
+    let pid = fork(|| {
+        unsafe { libc::setpgid(0, 0) };
+        case();
+        0
+    });
+    let status = wait(pid);
+    unsafe { libc::kill(-pid, libc::SIGKILL) };
+    if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL {
+        println!("killed, then error {}", libc::ENOMEM);
+        return;
+    }
+    assert_eq!(status, 0);
+}
 
 /// As many descriptors as there may be.
 fn raise_limit() {

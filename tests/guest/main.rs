@@ -65,13 +65,15 @@ fn own_path(name: &str) -> String {
 
 fn main() {
     let name = std::env::args().nth(1).unwrap_or_default();
-    let cases = AREAS.iter().copied().flatten();
+    let mut cases = AREAS.iter().copied().flatten();
     if name == "--list" {
         cases.for_each(|(name, _)| println!("{name}"));
         return;
     }
-    if let Some((_, case)) = cases.chain(hungry::HUNGRY).find(|(n, _)| *n == name) {
+    if let Some((_, case)) = cases.find(|(n, _)| *n == name) {
         case();
+    } else if let Some((_, case)) = hungry::HUNGRY.iter().find(|(n, _)| *n == name) {
+        hungry::judge(*case);
     } else {
         eprintln!("guest: no case named '{name}'; see guest --list");
         std::process::exit(2);
