@@ -61,9 +61,13 @@ impl Screen {
         let stream = || Stdio::from(theirs.try_clone().unwrap());
         command.stdin(stream()).stdout(stream()).stderr(stream());
         command.env("TERM", "dumb").env("PS1", "ready> ").env_remove("PROMPT_COMMAND").env("INPUTRC", "/dev/null");
-        // SAFETY: between fork and exec only two system calls are made.
+        // SAFETY: between fork and exec only system calls are made.
         unsafe {
             command.pre_exec(|| {
+                // Whoever runs the tests may ignore some: a shell in the background does, and nohup.
+                for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
                 libc::setsid();
                 if libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
             });
