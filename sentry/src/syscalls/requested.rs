@@ -31,8 +31,8 @@ impl RequestedCalls for Requested {
         }
         let Some(kernel) = self.0.upgrade() else { return Served::Refused };
         let Some(task) = kernel.in_guest.get(cpu) else { return Served::Refused };
-        // A tracer sees every call.
-        if kernel.trace.get().is_some() || task.tracing.watches_calls() {
+        // A tracer sees every call begin and end on the task's own worker, and seccomp judges it there.
+        if kernel.trace.get().is_some() || task.tracing.is_traced() || task.tracing.watches_calls() {
             return Served::Refused;
         }
         let Some(row) = table::row(number) else { return Served::Refused };

@@ -67,28 +67,36 @@ pub(super) async fn read(task: &Arc<Task>, io: Io) -> Result<usize> {
     let len = io.buffers.len();
     let start = io.pos.unwrap_or_else(|| *io.file.position());
     io::check_range(start, len)?;
+    let slice = |done, step| io::read_once(task, &io.part(done, step, Some(start.saturating_add(done as u64))));
+    let (total, result) = sliced(task, len, slice).await;
+    settle(&io, start, total);
+    if total > 0 { Ok(total) } else { result.map(|()| 0) }
+}
+
+/// Calls `slice` with what has been moved so far and the length of the next part until `len` are moved, a part comes out short or fails, or
+/// the task is killed; others run in between. Gives what was moved, and how it ended.
+async fn sliced(
+    task: &Arc<Task>,
+    len: usize,
+    slice: impl Fn(usize, usize) -> Result<usize> + Send,
+) -> (usize, Result<()>) {
     let mut total = 0;
-    let mut result = Ok(());
     while total < len {
         let step = SLICE.min(len - total);
-        match io::read_once(task, &io.part(total, step, Some(start.saturating_add(total as u64)))) {
+        match slice(total, step) {
             Ok(n) => {
                 total += n;
                 if n < step {
                     break;
                 }
             }
-            Err(e) => {
-                result = Err(e);
-                break;
-            }
+            Err(e) => return (total, Err(e)),
         }
         if !pause(task).await {
             break;
         }
     }
-    settle(&io, start, total);
-    if total > 0 { Ok(total) } else { result.map(|()| 0) }
+    (total, Ok(()))
 }
 
 /// A long write.
@@ -100,28 +108,12 @@ pub(super) async fn write(task: &Arc<Task>, io: Io) -> Result<usize> {
     io::check_range(start, io.buffers.len())?;
     // As Linux: what the limit leaves room for is known before the first byte.
     let len = io::file_size_room(task, &io.file, start, io.buffers.len())?;
-    let mut total = 0;
-    let mut result = Ok(());
-    while total < len {
-        let step = SLICE.min(len - total);
+    let slice = |done, step| {
         // Each slice of an appending write finds the end, and moves the position, itself.
-        let pos = if appends { io.pos } else { Some(start.saturating_add(total as u64)) };
-        match io::write_once(task, &io.part(total, step, pos)) {
-            Ok(n) => {
-                total += n;
-                if n < step {
-                    break;
-                }
-            }
-            Err(e) => {
-                result = Err(e);
-                break;
-            }
-        }
-        if !pause(task).await {
-            break;
-        }
-    }
+        let pos = if appends { io.pos } else { Some(start.saturating_add(done as u64)) };
+        io::write_once(task, &io.part(done, step, pos))
+    };
+    let (total, result) = sliced(task, len, slice).await;
     if !appends {
         settle(&io, start, total);
     }

@@ -118,8 +118,7 @@ fn enter(task: &Arc<Task>) -> Exit {
     if let Some(vdso) = &kernel.vdso {
         vdso.refresh_if_due(&*kernel.platform, now);
     }
-    // A tracer sees every call begin and end, on the task's own worker.
-    kernel.in_guest.set(cpu, (!task.tracing.is_traced()).then(|| task.clone()));
+    kernel.in_guest.set(cpu, Some(task.clone()));
     let exit = kernel.platform.enter(space.pages(), &mut context, &*task.fpu);
     let exit = watch.end(task, cpu, &mut context, exit);
     kernel.in_guest.set(cpu, None);
@@ -166,19 +165,21 @@ async fn syscall(task: &Arc<Task>) {
         Box::pin(traced_syscall(task)).await;
         return;
     }
-    let result = match task.kernel().system_calls().serve(task, nr, args) {
-        Served::Done(result) => result,
-        Served::Blocks(rest) => rest.await,
-    };
-    task.context.lock().rax = match result {
-        Ok(v) => v,
-        Err(e) => e.to_rax(),
-    };
+    serve(task, nr, args).await;
     // The tracer may have come while the call was served.
     if task.tracing.has(flag::SYSCALL | flag::STEP) {
         show_number(task, nr);
         ptrace::stop::syscall_exit(task).await;
     }
+}
+
+/// Has a call served, and puts its result where the program finds it.
+async fn serve(task: &Arc<Task>, nr: u64, args: [u64; 6]) {
+    let result = match task.kernel().system_calls().serve(task, nr, args) {
+        Served::Done(result) => result,
+        Served::Blocks(rest) => rest.await,
+    };
+    task.context.lock().rax = result.unwrap_or_else(|e| e.to_rax());
 }
 
 /// What a tracer sees after a call: its number, unless the call was rt_sigreturn(2), which restored that too.
@@ -201,14 +202,7 @@ async fn traced_syscall(task: &Arc<Task>) {
         (u64::from(c.orig_rax as u32), [c.rdi, c.rsi, c.rdx, c.r10, c.r8, c.r9])
     };
     if wanted && nr != u64::from(u32::MAX) {
-        let result = match task.kernel().system_calls().serve(task, nr, args) {
-            Served::Done(result) => result,
-            Served::Blocks(rest) => rest.await,
-        };
-        task.context.lock().rax = match result {
-            Ok(v) => v,
-            Err(e) => e.to_rax(),
-        };
+        serve(task, nr, args).await;
         show_number(task, nr);
     }
     ptrace::stop::syscall_exit(task).await;
