@@ -109,6 +109,7 @@ fn bad_command_lines() {
     refused(&["run", "--env", "=x", "--", "true"], 2, "--env");
     refused(&["run", "--log", "loud", "--", "true"], 2, "--log");
     refused(&["run", "--strace=frobnicate", "--", "true"], 2, "frobnicate");
+    refused(&["run", "--strace=", "--", "true"], 2, "no system call is named");
     refused(&["run", "--stats=xml", "--", "true"], 2, "--stats");
     refused(&["run", "--hostname", "", "--", "true"], 2, "--hostname");
 }

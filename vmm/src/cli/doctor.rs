@@ -33,8 +33,16 @@ impl Finding {
 /// Prints the findings; status 0, or 125 where no sandbox can run.
 pub fn doctor(options: &DoctorOptions) -> Result<u8, Failure> {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let platform = KvmPlatform::new(Config { cpus, memory_limit: TRIAL_MEMORY, service: Service::Off })
-        .map_err(Failure::internal)?;
+    let trial = KvmPlatform::new(Config { cpus, memory_limit: TRIAL_MEMORY, service: Service::Off });
+    let platform = match trial {
+        Ok(platform) => platform,
+        Err(why) if options.json => {
+            let why = Finding { subject: "kvm", value: why.to_string(), ok: false, advice: None };
+            print_json(&[why]);
+            return Ok(super::status::FAILED);
+        }
+        Err(why) => return Err(Failure::internal(why)),
+    };
     let test = platform.self_test();
     let mode = match test.trap_mode {
         TrapMode::Ring0 => "ring0: SYSCALL arrives in ring 0, as the processor manuals say",
@@ -90,7 +98,7 @@ pub fn doctor(options: &DoctorOptions) -> Result<u8, Failure> {
     ));
     let sane = findings.iter().all(|f| f.ok || f.subject != "page-table coherence");
     if options.json {
-        println!("{}", serde_json::to_string(&findings).unwrap_or_default());
+        print_json(&findings);
     } else {
         for f in &findings {
             println!("{} {:<26} {}", if f.ok { "ok  " } else { "note" }, f.subject, f.value);
@@ -101,4 +109,8 @@ pub fn doctor(options: &DoctorOptions) -> Result<u8, Failure> {
         println!("{}", if sane { "Sandboxes can run here." } else { "Sandboxes cannot run here." });
     }
     Ok(if sane { 0 } else { super::status::FAILED })
+}
+
+fn print_json(findings: &[Finding]) {
+    println!("{}", serde_json::to_string(findings).unwrap_or_default());
 }

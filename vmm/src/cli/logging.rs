@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use sentry::syscalls::strace;
 
 use super::Failure;
+use crate::sandbox::error::{describe, errno_of};
 
 /// Where lines go. Cloning shares it.
 #[derive(Clone)]
@@ -22,8 +23,10 @@ impl Output {
         let file = match path {
             None => None,
             Some(path) => {
-                let file = File::create(path)
-                    .map_err(|e| Failure::internal(format!("cannot write the log file '{}': {e}", path.display())))?;
+                let file = File::create(path).map_err(|e| {
+                    let why = describe(errno_of(&e));
+                    Failure::internal(format!("the log file '{}' cannot be written: {why}", path.display()))
+                })?;
                 Some(Arc::new(Mutex::new(file)))
             }
         };

@@ -87,16 +87,16 @@ pub struct RunOptions {
     /// Whether idle CPUs of the sandbox serve system calls of programs on the others, which then need not leave the guest
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub service: ServiceMode,
-    /// Kill everything after this time; the exit status is then 124
+    /// Kill everything after this time (500ms, 10s, 2m, 1h; seconds without a unit); the exit status is then 124
     #[arg(long, value_name = "DUR", value_parser = value::duration)]
     pub timeout: Option<Duration>,
-    /// Print system calls to standard error: all, the named ones, or all but the named ones (!name,…)
-    #[arg(long, value_name = "FILTER", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    /// Print system calls to standard error: all, the named ones (name,…), or all but the named ones (!name,…) [default: all]
+    #[arg(long, value_name = "FILTER", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub strace: Option<String>,
     /// Print counters to standard error at the end
     #[arg(long, value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
     pub stats: Option<StatsFormat>,
-    /// What bartizan says of itself: error, warn, info, debug or trace
+    /// What bartizan says of itself: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = value::level)]
     pub log: log::LevelFilter,
     /// Write log, trace and counters to this file and not to standard error

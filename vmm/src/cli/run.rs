@@ -21,7 +21,8 @@ pub fn run(options: &RunOptions) -> Result<u8, Failure> {
     output.install(options.log);
     let trace = match options.strace.as_deref() {
         None => None,
-        Some("") => Some(Filter::all()),
+        Some("all") => Some(Filter::all()),
+        Some("" | "!") => return Err(Failure::usage("--strace: no system call is named")),
         Some(text) => Some(
             Filter::parse(text)
                 .map_err(|name| Failure::usage(format!("--strace: there is no system call '{name}'")))?,

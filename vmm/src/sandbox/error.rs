@@ -92,7 +92,7 @@ impl fmt::Display for SandboxError {
 impl std::error::Error for SandboxError {}
 
 /// An error number in words, as the C library says it.
-fn describe(errno: Errno) -> String {
+pub fn describe(errno: Errno) -> String {
     let text = io::Error::from_raw_os_error(errno.raw()).to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }

@@ -1,7 +1,7 @@
 //! A sandbox from its parts: platform, kernel, file systems, streams, workers, jail, first process. Owns the order in which
 //! they come and go; nothing of what they do.
 mod command;
-mod error;
+pub(crate) mod error;
 mod inherited;
 mod timeout;
 
