@@ -1,148 +1,96 @@
-//! The driving side: runs every row on every system in turn, several times over, and prints medians and ratios.
-use std::collections::BTreeMap;
+//! The driving side: runs every row on every system in turn, several times over, and prints medians, spread and ratios.
 use std::fmt::Write as _;
-use std::process::{Command, Stdio};
-use std::time::Instant;
 
-use super::guest;
-
-/// A system under measurement: its name and the words before the command.
-struct System {
-    name: &'static str,
-    prefix: Vec<String>,
-}
-
-struct Options {
-    quick: bool,
-    repeats: usize,
-    runsc: Option<String>,
-    json: Option<String>,
-    rows: Vec<String>,
-}
-
-fn parse(args: &[String]) -> Options {
-    let mut o = Options { quick: false, repeats: 5, runsc: None, json: None, rows: Vec::new() };
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        match arg.as_str() {
-            "--quick" => {
-                o.quick = true;
-                o.repeats = 3;
-            }
-            "--repeats" => o.repeats = args.next().and_then(|n| n.parse().ok()).unwrap_or(5).max(1),
-            "--runsc" => o.runsc = args.next().cloned(),
-            "--json" => o.json = args.next().cloned(),
-            row if !row.starts_with('-') => o.rows.push(row.to_owned()),
-            other => {
-                eprintln!("bench: unknown option '{other}'");
-                std::process::exit(2);
-            }
-        }
-    }
-    o
-}
-
-fn systems(o: &Options) -> Vec<System> {
-    let own = std::env::current_exe().expect("the benchmark knows its path");
-    let bartizan = own.with_file_name("bartizan").display().to_string();
-    let words = |w: &[&str]| w.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
-    let mut all = vec![
-        System { name: "native", prefix: Vec::new() },
-        System { name: "bartizan", prefix: words(&[&bartizan, "run", "--"]) },
-    ];
-    if let Some(runsc) = &o.runsc {
-        for (name, platform) in [("systrap", "--platform=systrap"), ("ptrace", "--platform=ptrace")] {
-            all.push(System { name, prefix: words(&[runsc, platform, "--network=none", "do"]) });
-        }
-    }
-    all
-}
-
-/// Runs a command line; its standard output and wall time in ns, or None if it fails.
-fn run_once(system: &System, command: &[&str]) -> Option<(String, f64)> {
-    let words: Vec<&str> = system.prefix.iter().map(String::as_str).chain(command.iter().copied()).collect();
-    let (program, args) = words.split_first()?;
-    let start = Instant::now();
-    let out = Command::new("timeout")
-        .arg("120")
-        .arg(program)
-        .args(args)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output()
-        .ok()?;
-    let wall = start.elapsed().as_nanos() as f64;
-    out.status.success().then(|| (String::from_utf8_lossy(&out.stdout).trim().to_owned(), wall))
-}
-
-fn median(values: &mut [f64]) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
-
-fn show(ns: Option<f64>) -> String {
-    match ns {
-        None => "–".to_owned(),
-        Some(ns) if ns < 1_000.0 => format!("{ns:.0} ns"),
-        Some(ns) if ns < 1_000_000.0 => format!("{:.1} µs", ns / 1e3),
-        Some(ns) if ns < 1_000_000_000.0 => format!("{:.1} ms", ns / 1e6),
-        Some(ns) => format!("{:.2} s", ns / 1e9),
-    }
-}
+use super::figures::{Summary, show};
+use super::options::Options;
+use super::rows::{self, Measure, Row, Unit};
+use super::systems::{self, System, guest_words};
 
 /// Measures and prints.
-pub fn run(args: &[String]) {
-    let o = parse(args);
-    let systems = systems(&o);
-    let own = std::env::current_exe().expect("the benchmark knows its path").display().to_string();
-    let wanted = |name: &str, quick: bool| {
-        if o.rows.is_empty() { quick || !o.quick } else { o.rows.iter().any(|r| r == name) }
-    };
-    let mut rows: Vec<(&str, &str)> = Vec::new();
-    if wanted("start", true) {
-        rows.push(("start", "start, run true, exit (wall)"));
-    }
-    rows.extend(guest::ROWS.iter().filter(|r| wanted(r.name, r.quick)).map(|r| (r.name, r.label)));
+pub fn run(o: &Options) {
+    let systems = systems::all(o);
+    let wanted = |r: &&Row| if o.rows.is_empty() { r.quick || !o.quick } else { o.rows.iter().any(|n| n == r.name) };
 
     println!("| what | {} |", systems.iter().map(|s| s.name).collect::<Vec<_>>().join(" | "));
     println!("|---|{}", "---|".repeat(systems.len()));
-    let mut json = String::from("[");
-    for (name, label) in rows {
-        let mut figures: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    let (mut json, mut notes) = (Vec::new(), Vec::new());
+    for row in rows::all().filter(wanted) {
+        let mut figures = vec![Vec::new(); systems.len()];
+        let mut failed: Vec<Option<String>> = vec![None; systems.len()];
         for _ in 0..o.repeats {
-            for (i, system) in systems.iter().enumerate() {
-                let figure = if name == "start" {
-                    run_once(system, &["/bin/true"]).map(|(_, wall)| wall)
-                } else {
-                    run_once(system, &[&own, "guest", name]).and_then(|(out, _)| out.parse().ok())
-                };
-                if let Some(f) = figure {
-                    figures.entry(i).or_default().push(f);
+            for ((system, figures), failed) in systems.iter().zip(&mut figures).zip(&mut failed) {
+                // What failed once is not tried again: it would fail as slowly.
+                if failed.is_none() {
+                    match once(system, row) {
+                        Ok(figure) => figures.push(figure),
+                        Err(why) => *failed = Some(why),
+                    }
                 }
             }
         }
-        let medians: Vec<Option<f64>> =
-            (0..systems.len()).map(|i| figures.get_mut(&i).and_then(|v| median(v))).collect();
-        let native = medians.first().copied().flatten();
-        let cells: Vec<String> = medians
-            .iter()
-            .enumerate()
-            .map(|(i, m)| match (i, m, native) {
-                (1.., Some(m), Some(n)) if n > 0.0 => format!("{} (×{:.1})", show(Some(*m)), m / n),
-                _ => show(*m),
-            })
-            .collect();
-        println!("| {label} | {} |", cells.join(" | "));
-        let _ = write!(json, "{}{{\"row\":\"{name}\"", if json.len() > 1 { "," } else { "" });
-        for (system, m) in systems.iter().zip(&medians) {
-            let _ = write!(json, ",\"{}_ns\":{}", system.name, m.map_or("null".to_owned(), |m| format!("{m:.1}")));
+        let summaries: Vec<Option<Summary>> = figures.iter().map(|f| Summary::of(f)).collect();
+        let native = summaries.first().copied().flatten();
+        let mut cells = Vec::new();
+        for (i, ((system, summary), failed)) in systems.iter().zip(&summaries).zip(&failed).enumerate() {
+            let mut cell = summary.map_or_else(|| "–".to_owned(), |s| cell(&s, row.unit, native.filter(|_| i > 0)));
+            if let Some(why) = failed {
+                notes.push(format!("{}, {}: {why}", row.name, system.name));
+                let _ = write!(cell, " [{}]", notes.len());
+            }
+            cells.push(cell);
         }
-        json.push('}');
+        println!("| {} | {} |", row.label, cells.join(" | "));
+        json.push(entry(row, &systems, &summaries, &failed));
     }
-    json.push_str("]\n");
-    if let Some(path) = &o.json
-        && let Err(e) = std::fs::write(path, json)
-    {
+    if !notes.is_empty() {
+        println!();
+        notes.iter().enumerate().for_each(|(i, note)| println!("[{}] {note}", i + 1));
+    }
+    if let Some(path) = &o.json {
+        write_json(path, &json);
+    }
+}
+
+/// One figure of a row on a system.
+fn once(system: &System, row: &Row) -> Result<f64, String> {
+    match row.measure {
+        Measure::Inside(_) => {
+            let words = guest_words(row.name, None);
+            let done = system.run(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+            done.text.parse().map_err(|_| format!("no figure: {}", done.text))
+        }
+        Measure::Outside(measure) => measure(system),
+    }
+}
+
+fn cell(s: &Summary, unit: Unit, native: Option<Summary>) -> String {
+    let ratio = match native {
+        Some(n) if n.median > 0.0 && unit != Unit::Share => format!(" (×{:.1})", s.median / n.median),
+        _ => String::new(),
+    };
+    let spread = if s.most > s.least { format!(" ±{:.0} %", s.spread_percent()) } else { String::new() };
+    format!("{}{ratio}{spread}", show(s.median, unit))
+}
+
+fn entry(row: &Row, systems: &[System], summaries: &[Option<Summary>], failed: &[Option<String>]) -> String {
+    let mut out = format!("{{\"row\":\"{}\",\"unit\":\"{}\"", row.name, row.unit.name());
+    for ((system, summary), failed) in systems.iter().zip(summaries).zip(failed) {
+        let _ = match (summary, failed) {
+            (Some(s), _) => {
+                write!(out, ",\"{}\":{{\"median\":{},\"min\":{},\"max\":{}}}", system.name, s.median, s.least, s.most)
+            }
+            (None, why) => {
+                let why = why.as_deref().unwrap_or_default().replace(['"', '\\'], "'");
+                write!(out, ",\"{}\":{{\"failed\":\"{why}\"}}", system.name)
+            }
+        };
+    }
+    out + "}"
+}
+
+/// Writes a JSON array of these entries; ends the program when it cannot.
+pub fn write_json(path: &str, entries: &[String]) {
+    if let Err(e) = std::fs::write(path, format!("[\n{}\n]\n", entries.join(",\n"))) {
         eprintln!("bench: cannot write {path}: {e}");
         std::process::exit(1);
     }

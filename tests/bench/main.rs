@@ -1,17 +1,26 @@
 //! The benchmark: one program that measures itself natively, in bartizan and in runsc, interleaved in one run, and prints
-//! medians and ratios. It tests nothing.
+//! medians, their spread and ratios. It tests nothing.
 //!
-//! `bench [--quick] [--repeats N] [--runsc PATH] [--json FILE] [ROW…]` drives; `bench guest ROW` is the measured side.
+//! `bench --help` gives the options of the driving side; `bench guest ROW [OPERATIONS]` is the measured side.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // the measured operations are raw system calls
 
+mod counts;
 mod driver;
-mod guest;
+mod figures;
+mod held;
+mod options;
+mod rows;
+mod systems;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        ["guest", row] => guest::run(row),
-        ["guest-list"] => guest::ROWS.iter().for_each(|r| println!("{}", r.name)),
-        _ => driver::run(&args),
+        ["guest", row] => rows::run(row, None),
+        ["guest", row, operations] => rows::run(row, operations.parse().ok()),
+        ["guest-list"] => rows::all().for_each(|r| println!("{}", r.name)),
+        _ => {
+            let o = options::parse(&args);
+            if o.counts { counts::run(&o) } else { driver::run(&o) }
+        }
     }
 }

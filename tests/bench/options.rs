@@ -1,0 +1,83 @@
+//! The options of the driving side.
+
+/// What to measure and where to put it.
+pub struct Options {
+    /// Only the rows that belong to the quick form, and fewer repeats.
+    pub quick: bool,
+    /// Runs of every row on every system.
+    pub repeats: usize,
+    /// gVisor's program, measured on two of its platforms.
+    pub runsc: Option<String>,
+    /// bartizan's program; without it the one beside this program.
+    pub bartizan: Option<String>,
+    /// Options of `bartizan run` to measure with.
+    pub run_options: Vec<String>,
+    /// Where the figures go as JSON.
+    pub json: Option<String>,
+    /// Count what an operation costs rather than time it.
+    pub counts: bool,
+    /// The rows to measure; none for all.
+    pub rows: Vec<String>,
+}
+
+const USAGE: &str = "\
+bench [OPTIONS] [ROW…]
+
+  --quick          fewer rows, three repeats
+  --repeats N      runs of every row on every system [default: 5]
+  --runsc PATH     measure gVisor's runsc too, on systrap and ptrace
+  --bartizan PATH  the program to measure [default: the one beside this program]
+  --option OPTION  an option for `bartizan run` (may be repeated)
+  --json FILE      write the figures as JSON
+  --counts         count exits, faults and calls of an operation in bartizan, and time nothing
+  --list           name the rows
+";
+
+/// Reads the command line; ends the program when it makes no sense.
+pub fn parse(args: &[String]) -> Options {
+    let mut o = Options {
+        quick: false,
+        repeats: 0,
+        runsc: None,
+        bartizan: None,
+        run_options: Vec::new(),
+        json: None,
+        counts: false,
+        rows: Vec::new(),
+    };
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().cloned().unwrap_or_else(|| refuse(&format!("{arg} needs a value")));
+        match arg.as_str() {
+            "--quick" => o.quick = true,
+            "--counts" => o.counts = true,
+            "--repeats" => match value().parse() {
+                Ok(n) if n > 0 => o.repeats = n,
+                _ => refuse("--repeats needs a number above 0"),
+            },
+            "--runsc" => o.runsc = Some(value()),
+            "--bartizan" => o.bartizan = Some(value()),
+            "--option" => o.run_options.push(value()),
+            "--json" => o.json = Some(value()),
+            "--list" => {
+                super::rows::all().for_each(|r| println!("{:<24} {}", r.name, r.label));
+                std::process::exit(0);
+            }
+            "--help" | "-h" => {
+                print!("{USAGE}");
+                std::process::exit(0);
+            }
+            row if super::rows::find(row).is_some() => o.rows.push(row.to_owned()),
+            other => refuse(&format!("there is no option or row '{other}'; --list names the rows")),
+        }
+    }
+    if o.repeats == 0 {
+        o.repeats = if o.quick { 3 } else { 5 };
+    }
+    o
+}
+
+fn refuse(why: &str) -> ! {
+    eprintln!("bench: {why}");
+    std::process::exit(2);
+}
