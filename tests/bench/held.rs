@@ -14,6 +14,8 @@ const READY: Duration = Duration::from_secs(60);
 /// A started program that has said that it is ready.
 pub struct Held {
     child: Child,
+    /// The process whose descendants are the system's: this program, which holds one system at a time.
+    root: i32,
     /// The program ends when this is closed.
     _input: Option<ChildStdin>,
     /// Its first line.
@@ -30,7 +32,7 @@ impl Held {
         let mut child = command.spawn().map_err(|e| e.to_string())?;
         let output = child.stdout.take();
         let input = child.stdin.take();
-        let mut held = Held { child, _input: input, said: String::new() };
+        let mut held = Held { child, root: std::process::id() as i32, _input: input, said: String::new() };
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {
             let mut line = String::new();
@@ -39,7 +41,8 @@ impl Held {
             }
             let _ = tell.send(line);
         });
-        held.said = told.recv_timeout(READY).map_err(|_| "not ready in time".to_owned())?.trim().to_owned();
+        let line = told.recv_timeout(READY).map_err(|_| "not ready in time".to_owned())?;
+        line.trim().clone_into(&mut held.said);
         if held.said.is_empty() { Err(held.complaint()) } else { Ok(held) }
     }
 
@@ -54,19 +57,14 @@ impl Held {
         format!("ended before it was ready: {last}")
     }
 
-    /// All processes of the system.
-    pub fn processes(&self) -> Vec<i32> {
-        descendants(std::process::id() as i32)
-    }
-
     /// The proportional share of resident memory of all its processes, in bytes.
     pub fn memory(&self) -> f64 {
-        self.processes().into_iter().filter_map(pss).sum()
+        descendants(self.root).into_iter().filter_map(pss).sum()
     }
 
     /// CPU time that all its processes have taken, in ns.
     pub fn cpu_ns(&self) -> f64 {
-        self.processes().into_iter().filter_map(cpu_ns).sum()
+        descendants(self.root).into_iter().filter_map(cpu_ns).sum()
     }
 
     /// CPU time per time, for as long as this; 1 is one CPU.
@@ -79,7 +77,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for pid in self.processes() {
+        for pid in descendants(self.root) {
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         let _ = self.child.wait();
@@ -135,5 +133,5 @@ fn cpu_ns(pid: i32) -> Option<f64> {
     let mut t: libc::timespec = unsafe { std::mem::zeroed() };
     let known =
         unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) == 0 && libc::clock_gettime(clock, &raw mut t) == 0 };
-    known.then(|| t.tv_sec as f64 * 1e9 + t.tv_nsec as f64)
+    known.then_some(t.tv_sec as f64 * 1e9 + t.tv_nsec as f64)
 }

@@ -7,10 +7,13 @@
 mod counts;
 mod driver;
 mod figures;
+mod growth;
 mod held;
 mod options;
 mod rows;
 mod systems;
+
+use options::Form;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -20,7 +23,11 @@ fn main() {
         ["guest-list"] => rows::all().for_each(|r| println!("{}", r.name)),
         _ => {
             let o = options::parse(&args);
-            if o.counts { counts::run(&o) } else { driver::run(&o) }
+            match o.form {
+                Form::Table => driver::run(&o),
+                Form::Counts => counts::run(&o),
+                Form::Growth => growth::run(&o),
+            }
         }
     }
 }

@@ -1,5 +1,16 @@
 //! The options of the driving side.
 
+/// What is measured.
+#[derive(Clone, Copy)]
+pub enum Form {
+    /// Times of all rows, and memory.
+    Table,
+    /// What an operation costs in exits, faults and calls.
+    Counts,
+    /// How costs grow.
+    Growth,
+}
+
 /// What to measure and where to put it.
 pub struct Options {
     /// Only the rows that belong to the quick form, and fewer repeats.
@@ -14,8 +25,7 @@ pub struct Options {
     pub run_options: Vec<String>,
     /// Where the figures go as JSON.
     pub json: Option<String>,
-    /// Count what an operation costs rather than time it.
-    pub counts: bool,
+    pub form: Form,
     /// The rows to measure; none for all.
     pub rows: Vec<String>,
 }
@@ -24,12 +34,13 @@ const USAGE: &str = "\
 bench [OPTIONS] [ROW…]
 
   --quick          fewer rows, three repeats
-  --repeats N      runs of every row on every system [default: 5]
+  --repeats N      runs of every row on every system [default: 5; quick: 3]
   --runsc PATH     measure gVisor's runsc too, on systrap and ptrace
   --bartizan PATH  the program to measure [default: the one beside this program]
   --option OPTION  an option for `bartizan run` (may be repeated)
   --json FILE      write the figures as JSON
   --counts         count exits, faults and calls of an operation in bartizan, and time nothing
+  --growth         costs beside 1, 10, … 10,000 tasks, processes, mappings, files and entries
   --list           name the rows
 ";
 
@@ -42,7 +53,7 @@ pub fn parse(args: &[String]) -> Options {
         bartizan: None,
         run_options: Vec::new(),
         json: None,
-        counts: false,
+        form: Form::Table,
         rows: Vec::new(),
     };
     let mut args = args.iter();
@@ -50,7 +61,8 @@ pub fn parse(args: &[String]) -> Options {
         let mut value = || args.next().cloned().unwrap_or_else(|| refuse(&format!("{arg} needs a value")));
         match arg.as_str() {
             "--quick" => o.quick = true,
-            "--counts" => o.counts = true,
+            "--counts" => o.form = Form::Counts,
+            "--growth" => o.form = Form::Growth,
             "--repeats" => match value().parse() {
                 Ok(n) if n > 0 => o.repeats = n,
                 _ => refuse("--repeats needs a number above 0"),
@@ -72,7 +84,11 @@ pub fn parse(args: &[String]) -> Options {
         }
     }
     if o.repeats == 0 {
-        o.repeats = if o.quick { 3 } else { 5 };
+        o.repeats = match (o.form, o.quick) {
+            (Form::Growth, true) => 1,
+            (Form::Growth, false) | (_, true) => 3,
+            (_, false) => 5,
+        };
     }
     o
 }

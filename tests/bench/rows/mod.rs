@@ -2,6 +2,7 @@
 //! figure), and makes a given number of operations when it is counted rather than timed.
 mod calls;
 mod crowds;
+pub mod growth;
 mod holding;
 mod memory;
 mod raw;
@@ -89,20 +90,22 @@ pub fn find(name: &str) -> Option<&'static Row> {
 /// The wanted number of operations, when they are counted.
 static OPERATIONS: OnceLock<u32> = OnceLock::new();
 
-/// Runs a row that is measured inside, and prints its figure.
+/// Runs a row that is measured inside, and prints its figure; or the program of a row that is measured outside.
 pub fn run(name: &str, operations: Option<u32>) {
+    if name == "hold" {
+        return holding::program(operations.unwrap_or(1));
+    }
+    if let Some(dimension) = name.strip_prefix("growth:") {
+        return growth::run(dimension, operations.unwrap_or(1));
+    }
     if let Some(n) = operations {
         let _ = OPERATIONS.set(n);
     }
-    if name == "hold" {
-        return holding::program(times(1));
-    }
-    match find(name).map(|r| &r.measure) {
-        Some(Measure::Inside(measure)) => println!("{:.1}", measure()),
-        _ => {
-            eprintln!("bench: no row named '{name}' is measured inside");
-            std::process::exit(2);
-        }
+    if let Some(Measure::Inside(measure)) = find(name).map(|r| &r.measure) {
+        println!("{:.1}", measure());
+    } else {
+        eprintln!("bench: no row named '{name}' is measured inside");
+        std::process::exit(2);
     }
 }
 
