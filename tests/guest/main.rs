@@ -5,6 +5,7 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::cast_ptr_alignment)] // each case calls Linux directly: that is what it tests
 
 mod accounting;
+mod answers;
 mod crowds;
 mod files;
 mod hello;
@@ -49,6 +50,7 @@ const AREAS: &[&[Case]] = &[
     io::CASES,
     time::CASES,
     accounting::CASES,
+    answers::CASES,
     scheduling::CASES,
     shm::CASES,
     signal_actions::CASES,

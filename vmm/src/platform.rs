@@ -151,6 +151,14 @@ impl Platform for KvmPlatform {
         self.pool.start_service(calls);
     }
 
+    fn set_answer(&self, cpu: usize, nr: u16, value: Option<u32>) {
+        self.pool.set_answer(cpu, nr, value);
+    }
+
+    fn take_answered(&self, cpu: usize, nr: u16) -> u64 {
+        self.pool.take_answered(cpu, nr)
+    }
+
     fn kick(&self, cpu: usize) {
         self.pool.kick(cpu);
     }

@@ -29,6 +29,9 @@ const RT_RUNTIME: Nanos = 950_000_000;
 /// Entries a thief looks at in one queue.
 const STEAL_SCAN: usize = 32;
 
+/// Its number.
+const SCHED_YIELD: u16 = linux_raw_sys::general::__NR_sched_yield as u16;
+
 thread_local! { static CPU: Cell<Option<usize>> = const { Cell::new(None) }; }
 
 /// The worker that the calling host thread is.
@@ -356,6 +359,8 @@ impl Shared {
         let cpu = self.choose(&entity, yielded);
         let Some(worker) = self.workers.get(cpu) else { return };
         let vruntime = worker.insert(cpu, ready, yielded);
+        // Somebody waits: a yield of the task in the guest is no longer nothing.
+        self.platform.set_answer(cpu, SCHED_YIELD, None);
         if worker.idle.swap(false, Ordering::SeqCst) {
             self.platform.unpark(cpu);
             return;

@@ -304,6 +304,7 @@ fn leave_children(
             s.parent = to.as_ref().map_or_else(std::sync::Weak::new, Arc::downgrade);
             s.parent_task = to_task.as_ref().map_or_else(std::sync::Weak::new, Arc::downgrade);
         }
+        super::answers::group_changed(&child);
         if let Some(to) = &to {
             to.state.lock().children.insert(number, child.clone());
             to.settle_child(&child);

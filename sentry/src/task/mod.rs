@@ -4,6 +4,7 @@
 //! Locks: [`crate::Kernel::kinship`] serializes every change of who is whose parent, member or zombie; the locks inside
 //! the objects only make single reads and writes whole.
 pub mod access;
+pub mod answers;
 pub mod clone;
 pub mod credentials;
 pub mod exec;

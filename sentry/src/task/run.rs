@@ -118,10 +118,10 @@ fn enter(task: &Arc<Task>) -> Exit {
     if let Some(vdso) = &kernel.vdso {
         vdso.refresh_if_due(&*kernel.platform, now);
     }
-    kernel.in_guest.set(cpu, Some(task.clone()));
+    kernel.in_guest.enter(cpu, task);
     let exit = kernel.platform.enter(space.pages(), &mut context, &*task.fpu);
     let exit = watch.end(task, cpu, &mut context, exit);
-    kernel.in_guest.set(cpu, None);
+    kernel.in_guest.leave(cpu, kernel);
     clock.leave_guest(|| kernel.platform.monotonic());
     task.set_running_on(None);
     if step {

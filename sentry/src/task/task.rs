@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use super::answers::Version;
 use super::limits::Resource;
 use super::nsproxy::NsProxy;
 use super::ptrace::Tracing;
@@ -63,6 +64,8 @@ pub struct Task {
     credentials: Mutex<Arc<Credentials>>,
     nsproxy: Mutex<Option<Arc<NsProxy>>>,
     comm: Mutex<[u8; 16]>,
+    /// The version of its number and credentials.
+    pub(super) answers: Version,
     /// Scheduling parameters and CPU time.
     pub sched: Arc<Entity>,
     /// Alarms on its CPU clock.
@@ -138,6 +141,7 @@ impl Task {
             credentials: Mutex::new(Rank::Leaf, n.credentials),
             nsproxy: Mutex::new(Rank::Leaf, Some(n.nsproxy)),
             comm: Mutex::new(Rank::Leaf, n.comm),
+            answers: Version::default(),
             sched: n.sched,
             cpu_alarms: CpuAlarms::default(),
             running_on: AtomicI32::new(-1),
@@ -173,6 +177,7 @@ impl Task {
         self.global_tid.store(pid.global(), Ordering::SeqCst);
         self.own_tid.store(pid.own(), Ordering::SeqCst);
         let old = core::mem::replace(&mut *self.pid.lock(), pid);
+        self.answers.change();
         drop(old);
     }
 
@@ -249,6 +254,7 @@ impl Task {
             self.kernel.uncharge_user(charged);
         }
         let old = core::mem::replace(&mut *self.credentials.lock(), Arc::new(new));
+        self.answers.change();
         drop(old);
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use super::answers::{self, Version};
 use super::limits::{Limits, Resource};
 use super::ptrace::Tracees;
 use super::{Pid, PidNamespace, ProcessGroup, Session, Task};
@@ -104,6 +105,8 @@ pub struct ThreadGroup {
     pub oom_score_adj: AtomicI32,
     /// personality(2).
     pub personality: AtomicU64,
+    /// The version of its parent and process group.
+    pub(super) answers: Version,
     /// Tasks that have not been reaped (kept beside the list for cheap reads).
     pub(super) task_count: AtomicUsize,
 }
@@ -163,6 +166,7 @@ impl ThreadGroup {
             wants_pdeath: AtomicBool::new(false),
             oom_score_adj: AtomicI32::new(0),
             personality: AtomicU64::new(0),
+            answers: Version::default(),
             task_count: AtomicUsize::new(0),
         }
     }
@@ -378,4 +382,5 @@ pub(super) fn move_to(group: &Arc<ThreadGroup>, new: &Arc<ProcessGroup>) {
     if let Some(old) = old {
         super::session::leave(&old, group);
     }
+    answers::group_changed(group);
 }

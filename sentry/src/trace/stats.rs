@@ -34,6 +34,7 @@ struct Shard {
     beyond: AtomicU64,
     exits: [AtomicU64; ExitReason::ALL.len()],
     inside: AtomicU64,
+    answered: AtomicU64,
 }
 
 /// Counters of one sandbox.
@@ -49,6 +50,7 @@ impl Stats {
             beyond: AtomicU64::new(0),
             exits: Default::default(),
             inside: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
         };
         Stats { shards: (0..cpus.max(1)).map(|_| shard()).collect() }
     }
@@ -82,6 +84,20 @@ impl Stats {
     /// System calls served while their tasks stayed in the guest.
     pub fn inside(&self) -> u64 {
         self.sum(|s| &s.inside)
+    }
+
+    /// Counts `count` calls of `nr` that the guest on worker `cpu` answered by itself.
+    pub fn answered(&self, cpu: usize, nr: u64, count: u64) {
+        let index = usize::try_from(nr).unwrap_or(usize::MAX);
+        if let Some(shard) = self.shards.get(cpu).or(self.shards.first()) {
+            shard.syscalls.get(index).unwrap_or(&shard.beyond).fetch_add(count, Ordering::Relaxed);
+            shard.answered.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// System calls that the guest answered by itself.
+    pub fn answered_in_guest(&self) -> u64 {
+        self.sum(|s| &s.answered)
     }
 
     /// Exits of one kind so far.

@@ -94,6 +94,8 @@ pub struct Chain {
     pub stack: PhysAddr,
     /// The request page.
     pub requests: PhysAddr,
+    /// The mailbox page: the CPU's number, and the answers of the SYSCALL entry.
+    pub mailbox: PhysAddr,
 }
 
 impl Chain {
@@ -105,9 +107,9 @@ impl Chain {
             table: memory.alloc_table_page()?,
             stack: memory.alloc_table_page()?,
             requests: memory.alloc_table_page()?,
+            mailbox: memory.alloc_table_page()?,
         };
-        let mailbox = memory.alloc_table_page()?;
-        memory.write(mailbox, &cpu.to_le_bytes())?;
+        memory.write(chain.mailbox, &cpu.to_le_bytes())?;
         memory.table_write(pdpt, index(MONITOR_BASE, 30), pte::table(directory));
         memory.table_write(directory, index(MONITOR_BASE, 21), pte::table(chain.table));
         chain.set(memory, DESCRIPTOR_PAGE, pte::supervisor(shared.descriptors, false, false));
@@ -115,8 +117,8 @@ impl Chain {
         chain.set(memory, STUB_PAGE, pte::supervisor(shared.stubs, false, true));
         chain.set(memory, STACK_PAGE, pte::supervisor(chain.stack, true, false));
         chain.set(memory, REQUEST_PAGE, pte::supervisor(chain.requests, true, false));
-        // The program may read its CPU's number. What it may write (the request page) the monitor never relies on.
-        chain.set(memory, MAILBOX_PAGE, pte::user(mailbox, false, false));
+        // The program may read its CPU's number and the answers. What it may write (the request page) the monitor never relies on.
+        chain.set(memory, MAILBOX_PAGE, pte::user(chain.mailbox, false, false));
         if mode == Some(TrapMode::Ring3) {
             chain.open_entry(memory, shared);
         }

@@ -1,5 +1,5 @@
-//! The SYSCALL entry: the code that hands a call to a polling worker, or leaves the guest. Owns the code, its places, and the layout of the
-//! request page; never runs a vCPU.
+//! The SYSCALL entry: the code that answers a call by itself, hands it to a polling worker, or leaves the guest. Owns the code, its places,
+//! and the layout of the request page and of the table of answers; never runs a vCPU.
 //!
 //! The code changes no flags but those SYSCALL clears, uses RCX and R11 only, and no stack. In ring3 mode a program can jump anywhere
 //! into it and write the request page: that harms itself alone, since all that is believed of the page is a call to be judged like any
@@ -12,10 +12,16 @@
 //! | [`POLLED`] | the host | not zero while somebody looks for requests |
 //! | [`SEQUENCE`] | the stub | one more with each request |
 //! | [`RCX`], [`R11`] | the stub | where the program goes on, and its flags |
-use guest_abi::layout::{ENTRY_PAGE, REQUEST_PAGE};
+//! | [`ANSWER`] | the stub | the answer that it is about to give |
+//! | from [`ANSWERED`] on | the stub; the host takes them | how often the call of this number was answered |
+//!
+//! The answers stand in the mailbox page, which the program can only read: from word [`ANSWERS`] on one for each number below
+//! [`ANSWERABLE`], 0 if there is none, otherwise the result and 1.
+use guest_abi::layout::{ENTRY_PAGE, MAILBOX_PAGE, REQUEST_PAGE};
+use iced_x86::code_asm::qword_ptr;
 use iced_x86::code_asm::registers::gpr8::{al, ch, cl};
 use iced_x86::code_asm::registers::gpr32::{ecx, r11d};
-use iced_x86::code_asm::registers::gpr64::{r11, rcx};
+use iced_x86::code_asm::registers::gpr64::{r11, rax, rcx};
 use iced_x86::code_asm::{CodeAssembler, CodeLabel};
 use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand, Register};
 
@@ -35,6 +41,14 @@ pub const SEQUENCE: usize = 18;
 pub const RCX: usize = 16;
 /// The program's R11: its flags.
 pub const R11: usize = 17;
+/// The result of a call that the stub answers.
+pub const ANSWER: usize = 19;
+/// Calls answered, from here on one word for each number below [`ANSWERABLE`].
+pub const ANSWERED: usize = 256;
+/// Word of the mailbox page: the answer to call 0.
+pub const ANSWERS: usize = 256;
+/// Numbers of calls that may have an answer are below.
+pub const ANSWERABLE: usize = 256;
 
 /// Values of [`STATE`].
 pub mod state {
@@ -66,6 +80,12 @@ pub struct Stub {
     pub out: u64,
     /// After the `out`; in ring0 mode the SYSRET by which the host may resume a program.
     pub after_out: u64,
+    /// R11 has been saved, by a call that has an answer.
+    answering: u64,
+    /// The answer has been counted: it will be given.
+    counted: u64,
+    /// After the code that gives answers.
+    answered: u64,
     /// R11 has been saved.
     saved: u64,
     /// The request has been made.
@@ -89,6 +109,8 @@ pub struct Place {
     pub requested: bool,
     /// The call has been served; the result is in [`CALL`].
     pub done: bool,
+    /// The stub has answered the call; the result is in [`ANSWER`].
+    pub answered: bool,
 }
 
 impl Stub {
@@ -108,17 +130,21 @@ impl Stub {
         let done = (self.done..self.plain).contains(&rip);
         Place {
             rcx_saved: rip > self.entry && rip < self.out,
-            r11_saved: (self.saved..=self.plain).contains(&rip),
+            r11_saved: (self.answering..self.answered).contains(&rip) || (self.saved..=self.plain).contains(&rip),
             requested: (self.requested..self.done).contains(&rip),
             done,
+            answered: (self.counted..self.answered).contains(&rip),
         }
     }
 }
 
-/// A move between a register and a word of the request page.
+/// A word of the request page.
 fn memory(word: usize) -> MemoryOperand {
-    let at = REQUEST_PAGE + 8 * word as u64;
-    MemoryOperand::with_base_displ(Register::RIP, at.cast_signed())
+    at(REQUEST_PAGE + 8 * word as u64)
+}
+
+fn at(va: u64) -> MemoryOperand {
+    MemoryOperand::with_base_displ(Register::RIP, va.cast_signed())
 }
 
 struct Writer(CodeAssembler);
@@ -140,6 +166,20 @@ impl Writer {
         self.0.add_instruction(Instruction::with2(Code::Xchg_rm64_r64, memory(word), Register::RCX)?)
     }
 
+    fn address(&mut self, to: Register, va: u64) -> Result<(), IcedError> {
+        self.0.add_instruction(Instruction::with2(Code::Lea_r64_m, to, at(va))?)
+    }
+
+    /// The way back to the program, with its RCX and R11.
+    fn back(&mut self, mode: TrapMode) -> Result<(), IcedError> {
+        self.load(Register::R11, R11)?;
+        self.load(Register::RCX, RCX)?;
+        match mode {
+            TrapMode::Ring0 => self.0.sysretq(),
+            TrapMode::Ring3 => self.0.jmp(rcx),
+        }
+    }
+
     /// Goes to `target` if RCX is `n`; leaves RCX less `n`.
     fn if_rcx(&mut self, n: u64, target: CodeLabel) -> Result<(), IcedError> {
         self.0.lea(rcx, rcx - n as i32)?;
@@ -153,12 +193,12 @@ fn assemble(mode: TrapMode) -> Result<Stub, IcedError> {
         TrapMode::Ring3 => ENTRY_PAGE,
     };
     let mut w = Writer(CodeAssembler::new(64)?);
-    let mut labels: [CodeLabel; 12] = core::array::from_fn(|_| w.0.create_label());
-    let [saved, requested, spin, wait, done, plain, restored, out, after_out, again, no_trap, end] = &mut labels;
+    let mut labels: [CodeLabel; 16] = core::array::from_fn(|_| w.0.create_label());
+    let [saved, requested, spin, wait, done, plain, restored, out, after_out, again, no_trap, end, rest @ ..] =
+        &mut labels;
+    let [small, answering, counted, ask] = rest;
 
     w.store(RCX, Register::RCX)?;
-    w.load(Register::RCX, POLLED)?;
-    w.0.jrcxz(*restored)?;
     // A program that single-steps is to meet its trap after the call: bit 8 of the flags to the top of a byte.
     w.0.mov(ecx, r11d)?;
     w.0.movzx(ecx, ch)?;
@@ -169,6 +209,29 @@ fn assemble(mode: TrapMode) -> Result<Stub, IcedError> {
     w.0.jrcxz(*no_trap)?;
     w.0.jmp(*restored)?;
     w.0.set_label(no_trap)?;
+    w.0.mov(rcx, rax)?;
+    w.0.mov(cl, 0)?;
+    w.0.jrcxz(*small)?;
+    w.0.jmp(*ask)?;
+    w.0.set_label(small)?;
+    w.address(Register::RCX, MAILBOX_PAGE + 8 * ANSWERS as u64)?;
+    w.0.mov(rcx, qword_ptr(rcx + rax * 8))?;
+    w.0.jrcxz(*ask)?;
+    w.store(R11, Register::R11)?;
+    w.0.set_label(answering)?;
+    w.0.lea(rcx, rcx - 1)?;
+    w.store(ANSWER, Register::RCX)?;
+    w.address(Register::R11, REQUEST_PAGE + 8 * ANSWERED as u64)?;
+    w.0.mov(rcx, qword_ptr(r11 + rax * 8))?;
+    w.0.lea(rcx, rcx + 1)?;
+    w.0.mov(qword_ptr(r11 + rax * 8), rcx)?;
+    w.0.set_label(counted)?;
+    w.load(Register::RAX, ANSWER)?;
+    w.back(mode)?;
+
+    w.0.set_label(ask)?;
+    w.load(Register::RCX, POLLED)?;
+    w.0.jrcxz(*restored)?;
     w.store(R11, Register::R11)?;
     w.0.set_label(saved)?;
     w.store(CALL, Register::RAX)?;
@@ -206,12 +269,7 @@ fn assemble(mode: TrapMode) -> Result<Stub, IcedError> {
 
     w.0.set_label(done)?;
     w.load(Register::RAX, CALL)?;
-    w.load(Register::R11, R11)?;
-    w.load(Register::RCX, RCX)?;
-    match mode {
-        TrapMode::Ring0 => w.0.sysretq()?,
-        TrapMode::Ring3 => w.0.jmp(rcx)?,
-    }
+    w.back(mode)?;
 
     w.0.set_label(plain)?;
     w.load(Register::R11, R11)?;
@@ -235,6 +293,9 @@ fn assemble(mode: TrapMode) -> Result<Stub, IcedError> {
         entry,
         out: at(out)?,
         after_out: at(after_out)?,
+        answering: at(answering)?,
+        counted: at(counted)?,
+        answered: at(ask)?,
         saved: at(saved)?,
         requested: at(requested)?,
         done: at(done)?,
@@ -255,11 +316,15 @@ mod tests {
             assert_eq!(stub.end - stub.entry + 1, stub.code.len() as u64);
             assert!(stub.code.len() < 0x400 - 8, "{}", stub.code.len());
             let place = |rip| stub.place(rip);
-            let intact = Place { rcx_saved: false, r11_saved: false, requested: false, done: false };
+            let intact = Place { rcx_saved: false, r11_saved: false, requested: false, done: false, answered: false };
             assert_eq!(place(stub.entry), intact);
             assert_eq!(place(stub.out), intact);
-            assert_eq!(place(stub.requested), Place { rcx_saved: true, r11_saved: true, requested: true, done: false });
-            assert_eq!(place(stub.done), Place { rcx_saved: true, r11_saved: true, requested: false, done: true });
+            let saved = Place { rcx_saved: true, r11_saved: true, ..intact };
+            assert_eq!(place(stub.answering), saved);
+            assert_eq!(place(stub.counted), Place { answered: true, ..saved });
+            assert_eq!(place(stub.answered), Place { rcx_saved: true, ..intact });
+            assert_eq!(place(stub.requested), Place { requested: true, ..saved });
+            assert_eq!(place(stub.done), Place { done: true, ..saved });
             assert!(!place(stub.plain).done && place(stub.plain).rcx_saved && place(stub.plain).r11_saved);
             assert!(stub.contains(stub.out) && !stub.contains(stub.end));
         }

@@ -200,6 +200,11 @@ impl Guest {
         self.chain.requests
     }
 
+    /// The page with the answers of this vCPU's SYSCALL entry.
+    pub fn mailbox_page(&self) -> PhysAddr {
+        self.chain.mailbox
+    }
+
     /// The vCPU and whose extended state it holds.
     pub fn parts(&mut self) -> (&Vcpu, &mut Resident) {
         (&self.vcpu, &mut self.resident)
@@ -229,10 +234,13 @@ impl Guest {
         if !self.resident.load(&self.vcpu, cpu, fpu, &machine.format) {
             return Exit::Broken("KVM refused the extended state");
         }
-        let fresh = self.space != space.id();
+        if self.space != space.id() {
+            // What one program asked for is not another's to read.
+            (0..512).for_each(|w| machine.memory.table_write(self.chain.requests, w, 0));
+        }
         self.load(machine.mode, root, space.id(), ctx);
         if let Some((service, requests)) = service {
-            requests.open(&machine.memory, service, fresh);
+            requests.open(&machine.memory, service);
         }
         let exit = self.run(machine, kick, service.map(|(_, requests)| requests), space, ctx);
         if let Some((_, requests)) = service {
@@ -408,7 +416,7 @@ impl Guest {
     fn leave_stub(&mut self, machine: &Machine, requests: Option<&Requests>, ctx: &mut UserContext) -> Exit {
         let place = self.stub.place(ctx.rip);
         let memory = &*machine.memory;
-        let answer = requests.and_then(|r| r.close(memory)).filter(|_| place.requested || place.done);
+        let served = requests.and_then(|r| r.close(memory)).filter(|_| place.requested || place.done);
         let word = |w| memory.table_read(self.chain.requests, w);
         if place.rcx_saved {
             ctx.rcx = word(stub::RCX);
@@ -416,8 +424,11 @@ impl Guest {
         if place.r11_saved {
             ctx.r11 = word(stub::R11);
         }
-        if answer.is_some() || place.done {
-            if let Some(answer) = answer {
+        if place.answered {
+            ctx.rax = word(stub::ANSWER);
+        }
+        if served.is_some() || place.done || place.answered {
+            if let Some(answer) = served {
                 (ctx.rax, ctx.orig_rax) = (answer.result, answer.call);
             }
             ctx.rip = ctx.rcx;

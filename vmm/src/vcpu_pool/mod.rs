@@ -1,5 +1,6 @@
 //! The vCPUs of a sandbox and the worker threads that drive them, one each: creation, parking, kicks, preemption. Owns which
 //! thread is which worker; decides nothing about what runs.
+mod answers;
 pub mod guest;
 pub mod requests;
 mod signal;
@@ -18,6 +19,7 @@ use crate::kvm::cpuid::GuestCpuid;
 use crate::kvm::{PlatformError, Vcpu};
 use crate::memory::GuestMemory;
 use crate::page_table::KvmSpace;
+use answers::Answers;
 use guest::Guest;
 use requests::{Look, Requests, Service};
 pub use signal::Kick;
@@ -64,6 +66,7 @@ struct Cpu {
     /// The worker sleeps, or is about to.
     parked: AtomicBool,
     requests: Requests,
+    answers: Answers,
     timer: OnceLock<PreemptionTimer>,
     /// When the timer is to fire, CLOCK_MONOTONIC; 0 if disarmed.
     armed: AtomicU64,
@@ -127,6 +130,7 @@ impl Pool {
                 let mut guest = Guest::new(&m.vm, &m.memory, &m.shared, &m.cpuid, number, number, Some(m.mode))?;
                 worker.kick.set_run_page(guest.run_page());
                 worker.requests.set_page(guest.request_page());
+                worker.answers.set_pages(guest.mailbox_page(), guest.request_page());
                 slot.0 = Some(guest);
             }
         }
@@ -205,6 +209,18 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// See [`sentry::platform::Platform::set_answer`].
+    pub fn set_answer(&self, cpu: usize, nr: u16, value: Option<u32>) {
+        if let Some(cpu) = self.cpus.get(cpu) {
+            cpu.answers.set(&self.machine.memory, nr, value);
+        }
+    }
+
+    /// See [`sentry::platform::Platform::take_answered`].
+    pub fn take_answered(&self, cpu: usize, nr: u16) -> u64 {
+        self.cpus.get(cpu).map_or(0, |cpu| cpu.answers.take(&self.machine.memory, nr))
     }
 
     /// Lets idle workers serve the calls of tasks that stay in the guest. Once.

@@ -223,13 +223,9 @@ impl Requests {
         }
     }
 
-    /// The vCPU is about to enter the guest; `fresh` if with another program than the last time.
-    pub fn open(&self, memory: &GuestMemory, service: &Service, fresh: bool) {
+    /// The vCPU is about to enter the guest.
+    pub fn open(&self, memory: &GuestMemory, service: &Service) {
         let Some(page) = self.page() else { return };
-        if fresh {
-            // What one program asked for is not another's to read.
-            (0..512).for_each(|w| memory.table_write(page, w, 0));
-        }
         memory.table_write(page, stub::STATE, state::FREE);
         memory.table_write(page, stub::POLLED, u64::from(service.is_polled()));
         *self.gate.lock() = Gate { open: service.is_on(), answer: None };

@@ -160,6 +160,9 @@ pub fn install(task: &Arc<Task>, program: Program, all: bool) -> Result<Option<i
         // What it is about to call next is for the filter already.
         t.kick();
     }
+    if !others.is_empty() {
+        task.kernel().in_guest.forget(task.kernel(), |t| Arc::ptr_eq(t.group(), task.group()));
+    }
     set(task, MODE_FILTER, Some(filter));
     Ok(None)
 }
