@@ -19,6 +19,7 @@ mod pidns;
 mod process;
 mod process_vm;
 mod ptrace;
+mod rseq;
 mod scale;
 mod scheduling;
 mod seccomp;
@@ -45,6 +46,7 @@ const AREAS: &[&[Case]] = &[
     pidfd::CASES,
     threads::CASES,
     seccomp::CASES,
+    rseq::CASES,
     signals::CASES,
     files::CASES,
     io::CASES,

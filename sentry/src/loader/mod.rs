@@ -8,9 +8,9 @@ use linux_raw_sys::auxvec;
 use crate::mm::{AddressSpace, IoDest, MapFlags, MapRequest, MapSource, Prot, SpaceLimits};
 use crate::ns::user::{Caps, Credentials};
 use crate::platform::{Platform, UserContext};
-use crate::task::Task;
 use crate::task::limits::Resource;
 use crate::task::thread_group::Image;
+use crate::task::{Task, rseq};
 use crate::vfs::attr::{S_ISGID, S_ISUID};
 use crate::vfs::path::{Lookup, LookupFlags, open_exec};
 use crate::vfs::{File, MountFlags};
@@ -220,8 +220,8 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
         (auxvec::AT_EGID, c.egid.into()),
         (auxvec::AT_SECURE, secure.into()),
         (auxvec::AT_HWCAP2, hwcap2),
-        (auxvec::AT_RSEQ_FEATURE_SIZE, 28),
-        (auxvec::AT_RSEQ_ALIGN, 32),
+        (auxvec::AT_RSEQ_FEATURE_SIZE, rseq::FEATURE_SIZE.into()),
+        (auxvec::AT_RSEQ_ALIGN, rseq::ALIGN.into()),
     ]);
     let mut seed = [0; 16];
     program.platform.random(&mut seed);

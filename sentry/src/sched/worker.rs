@@ -74,7 +74,7 @@ struct Worker {
     /// Begin of the period, and CPU time that real-time tasks have had in it.
     rt_period: AtomicU64,
     rt_used: AtomicU64,
-    /// Identity of the entity that ran last, for counting switches only.
+    /// Identity of the entity that ran last, for counting switches.
     last: AtomicUsize,
     /// Switches from one task to another.
     switches: AtomicU64,
@@ -143,6 +143,11 @@ impl Scheduler {
     /// Switches from one task to another so far, all workers together.
     pub fn context_switches(&self) -> u64 {
         self.shared.workers.iter().map(|w| w.switches.load(Ordering::Relaxed)).sum()
+    }
+
+    /// How often `cpu` has changed its task: equal numbers mean that nobody else ran there between.
+    pub fn turns(&self, cpu: usize) -> u64 {
+        self.shared.workers.get(cpu).map_or(0, |w| w.switches.load(Ordering::Relaxed))
     }
 
     /// Starts `future`, scheduled by `entity`'s parameters.

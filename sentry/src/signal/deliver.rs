@@ -13,8 +13,8 @@ use super::set::{DefaultAction, SigSet, Signal};
 use super::{fault, frame, mask, send, stop};
 use crate::event::WaitEnd;
 use crate::platform::UserContext;
-use crate::task::Task;
 use crate::task::ptrace::{self, flag};
+use crate::task::{Task, rseq};
 use crate::time::Nanos;
 
 /// Signals acted on before others get a chance to run: a program may have queued a hundred thousand.
@@ -222,8 +222,9 @@ fn start_handler(task: &Arc<Task>, entry: &Entry, action: &SigAction) {
         }
     }
     ctx.orig_rax = u64::MAX;
+    let section = rseq::before_handler(task, &mut ctx);
     let old_mask = mask::take_mask_for_frame(task);
-    let built = frame::build(task, &mut ctx, entry.signal, &entry.info, action, old_mask);
+    let built = section.and_then(|()| frame::build(task, &mut ctx, entry.signal, &entry.info, action, old_mask));
     if let Ok(()) = built {
         let mut blocked = task.signals.mask() | SigSet(action.mask);
         if action.flags & sa::NODEFER == 0 {

@@ -13,7 +13,7 @@ use crate::signal::Signal;
 use crate::task::clone::{CSIGNAL, CloneRequest, clone_task, flag, wait_vfork};
 use crate::task::pidfd::PidFd;
 use crate::task::wait::{Options, Report, Target, wait};
-use crate::task::{Task, access, exec, exit, ptrace};
+use crate::task::{Task, access, exec, exit, ptrace, rseq};
 use crate::vfs::path::{Lookup, LookupFlags, open_exec};
 use crate::vfs::{File, PathRef};
 use crate::{Errno, Result};
@@ -34,8 +34,14 @@ pub const ROWS: &[Row] = &[
     row!(312, kcmp(pid1: i32, pid2: i32, kind: i32, idx1: u64, idx2: u64), fast kcmp, Partial, "no KCMP_EPOLL_TFD"),
     row!(322, execveat(dirfd: Fd, path: PathArg, argv: UserAddr, envp: UserAddr, flags: u32), slow execveat, Partial,
         "set-id bits and file capabilities are ignored"),
+    row!(334, rseq(rseq: UserAddr, rseq_len: u32, flags: Bits, sig: u32), fast rseq_call, Full),
     row!(435, clone3(args: UserAddr, size: usize), slow clone3, Partial, "no user or time namespaces; no cgroup for CLONE_INTO_CGROUP"),
 ];
+
+fn rseq_call(task: &Arc<Task>, address: UserAddr, len: u32, flags: Bits, sig: u32) -> Result<u64> {
+    rseq::register(task, address, len, flags.0 as u32, sig)?;
+    Ok(0)
+}
 
 async fn start(task: &Arc<Task>, request: CloneRequest) -> Result<u64> {
     let event = ptrace::attach::clone_event(task, request.flags, request.exit_signal);

@@ -131,6 +131,7 @@ fn stopped(task: &Arc<Task>, target: &Arc<Task>, request: u32, addr: u64, data: 
             let mask: u64 = space.read(UserPtr::new(at))?;
             signal::mask::set_by_tracer(target, SigSet(mask));
         }
+        raw::PTRACE_GET_RSEQ_CONFIGURATION => return rseq_configuration(&space, target, addr, at),
         raw::PTRACE_GET_SYSCALL_INFO => return syscall_info(&space, target, &stop, addr, at),
         _ => registers(&space, target, request, addr, data)?,
     }
@@ -255,6 +256,18 @@ fn peek_signals(space: &Arc<AddressSpace>, target: &Arc<Task>, args: UserAddr, t
         }
     }
     Ok(infos.len() as u64)
+}
+
+/// PTRACE_GET_RSEQ_CONFIGURATION: `struct ptrace_rseq_configuration`, cut at `size` bytes; gives how many there are.
+fn rseq_configuration(space: &Arc<AddressSpace>, target: &Arc<Task>, size: u64, to: UserAddr) -> Result<u64> {
+    let (address, len, signature) = target.rseq.configuration();
+    let mut bytes = address.to_le_bytes().to_vec();
+    for word in [len, signature, 0, 0] {
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    let n = usize::try_from(size).map_or(bytes.len(), |n| n.min(bytes.len()));
+    space.write_bytes(to, bytes.get(..n).unwrap_or_default())?;
+    Ok(bytes.len() as u64)
 }
 
 /// PTRACE_GET_SYSCALL_INFO: `struct ptrace_syscall_info`, cut at `size` bytes; gives how many there are.

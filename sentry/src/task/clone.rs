@@ -242,6 +242,9 @@ fn build(
         charge,
     });
     task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
+    if f & VM == 0 {
+        task.rseq.inherit(&parent.rseq);
+    }
     if f & CHILD_CLEARTID != 0 {
         task.clear_child_tid.store(r.child_tid.0, Ordering::Relaxed);
     }

@@ -117,6 +117,7 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     *task.space.lock() = Some(loaded.space);
     *task.context.lock() = loaded.context;
     task.fpu.reset();
+    task.rseq.clear();
     task.tracing.forget_breakpoints();
     task.set_comm(&loaded.comm);
     group.set_image(loaded.image);

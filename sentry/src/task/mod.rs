@@ -21,6 +21,7 @@ pub mod pid;
 pub mod pid_namespace;
 pub mod pidfd;
 pub mod ptrace;
+pub mod rseq;
 pub mod run;
 pub mod seccomp;
 pub mod session;

@@ -8,7 +8,7 @@ use guest_abi::UserAddr;
 
 use super::ptrace::debug::Watch;
 use super::ptrace::{self, flag};
-use super::{Task, exit, seccomp};
+use super::{Task, exit, rseq, seccomp};
 use crate::Result;
 use crate::mm::FaultSignal;
 use crate::platform::Exit;
@@ -56,6 +56,7 @@ async fn life(task: Arc<Task>) {
 /// Runs the task until it must exit; gives the wait(2) status.
 async fn until_end(task: &Arc<Task>) -> i32 {
     let kernel = task.kernel();
+    let mut by_call = false;
     loop {
         let prepare = signal::needs_prepare(task, &task.context.lock());
         if prepare && let Err(status) = signal::prepare_return(task).await {
@@ -65,7 +66,12 @@ async fn until_end(task: &Arc<Task>) -> i32 {
             sched::yield_now().await;
             continue;
         }
-        match enter(task) {
+        if !rseq::settle(task, by_call) {
+            continue;
+        }
+        let exit = enter(task);
+        by_call = matches!(exit, Exit::Syscall);
+        match exit {
             Exit::Syscall => syscall(task).await,
             Exit::Exception { vector: 14, error, cr2 } => page_fault(task, error, cr2),
             Exit::Exception { vector, error, cr2 } => fault::deliver_exception(task, vector, error, cr2),

@@ -8,6 +8,7 @@ use super::answers::Version;
 use super::limits::Resource;
 use super::nsproxy::NsProxy;
 use super::ptrace::Tracing;
+use super::rseq::Rseq;
 use super::seccomp::Seccomp;
 use super::{Pid, PidNamespace, ThreadGroup};
 use crate::event::{Events, Interruption, WaitEnd, WaitQueue};
@@ -77,6 +78,8 @@ pub struct Task {
     pub clear_child_tid: AtomicU64,
     /// Head of the robust futex list (set_robust_list(2)); 0 if none.
     pub robust_list: AtomicU64,
+    /// Restartable sequences.
+    pub rseq: Rseq,
     /// The task has handed on the priority-inheritance futexes it owned and will not look again; execve(2) begins anew.
     pub futexes_settled: AtomicBool,
     /// PR_SET_PDEATHSIG.
@@ -148,6 +151,7 @@ impl Task {
             run_state: AtomicU8::new(RunState::Running as u8),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
+            rseq: Rseq::default(),
             futexes_settled: AtomicBool::new(false),
             pdeath_signal: AtomicI32::new(0),
             timer_slack: AtomicU64::new(50_000),
