@@ -20,6 +20,7 @@ pub struct Held {
     _input: Option<ChildStdin>,
     /// Its first line.
     pub said: String,
+    lines: mpsc::Receiver<String>,
 }
 
 impl Held {
@@ -32,16 +33,19 @@ impl Held {
         let mut child = command.spawn().map_err(|e| e.to_string())?;
         let output = child.stdout.take();
         let input = child.stdin.take();
-        let mut held = Held { child, root: std::process::id() as i32, _input: input, said: String::new() };
-        let (tell, told) = mpsc::channel();
+        let (tell, lines) = mpsc::channel();
         std::thread::spawn(move || {
-            let mut line = String::new();
-            if let Some(output) = output {
-                let _ = BufReader::new(output).read_line(&mut line);
+            let lines = output.into_iter().flat_map(|o| BufReader::new(o).lines().map_while(Result::ok));
+            for line in lines {
+                let _ = tell.send(line);
             }
-            let _ = tell.send(line);
         });
-        let line = told.recv_timeout(READY).map_err(|_| "not ready in time".to_owned())?;
+        let mut held = Held { child, root: std::process::id() as i32, _input: input, said: String::new(), lines };
+        let line = match held.lines.recv_timeout(READY) {
+            Ok(line) => line,
+            Err(mpsc::RecvTimeoutError::Timeout) => return Err("not ready in time".to_owned()),
+            Err(mpsc::RecvTimeoutError::Disconnected) => String::new(),
+        };
         line.trim().clone_into(&mut held.said);
         if held.said.is_empty() { Err(held.complaint()) } else { Ok(held) }
     }
@@ -55,6 +59,11 @@ impl Held {
             }
         }
         format!("ended before it was ready: {last}")
+    }
+
+    /// Its next line, within so long.
+    pub fn next_line(&self, within: Duration) -> Option<String> {
+        self.lines.recv_timeout(within).ok()
     }
 
     /// The proportional share of resident memory of all its processes, in bytes.
@@ -72,6 +81,16 @@ impl Held {
         let (start, before) = (Instant::now(), self.cpu_ns());
         std::thread::sleep(during);
         (self.cpu_ns() - before) / start.elapsed().as_nanos() as f64
+    }
+}
+
+impl Held {
+    /// The same of the started process alone.
+    pub fn child_cpu_share(&self, during: Duration) -> f64 {
+        let pid = self.child.id() as i32;
+        let (start, before) = (Instant::now(), cpu_ns(pid));
+        std::thread::sleep(during);
+        (cpu_ns(pid).unwrap_or(0.0) - before.unwrap_or(0.0)) / start.elapsed().as_nanos() as f64
     }
 }
 

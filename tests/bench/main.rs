@@ -11,6 +11,7 @@ mod growth;
 mod held;
 mod options;
 mod rows;
+mod seed;
 mod systems;
 
 use options::Form;
@@ -27,6 +28,7 @@ fn main() {
                 Form::Table => driver::run(&o),
                 Form::Counts => counts::run(&o),
                 Form::Growth => growth::run(&o),
+                Form::Seed => seed::run(&o),
             }
         }
     }

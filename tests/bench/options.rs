@@ -9,6 +9,8 @@ pub enum Form {
     Counts,
     /// How costs grow.
     Growth,
+    /// The seed measurement.
+    Seed,
 }
 
 /// What to measure and where to put it.
@@ -26,6 +28,8 @@ pub struct Options {
     /// Where the figures go as JSON.
     pub json: Option<String>,
     pub form: Form,
+    /// Seconds a point of the seed measurement takes.
+    pub seconds: Option<u32>,
     /// The rows to measure; none for all.
     pub rows: Vec<String>,
 }
@@ -41,6 +45,8 @@ bench [OPTIONS] [ROW…]
   --json FILE      write the figures as JSON
   --counts         count exits, faults and calls of an operation in bartizan, and time nothing
   --growth         costs beside 1, 10, … 10,000 tasks, processes, mappings, files and entries
+  --seed           CPU time of enumerating processes beside up to 16,384 threads asleep
+  --seconds N      for this long at each point [default: 120; quick: 10]
   --list           name the rows
 ";
 
@@ -54,6 +60,7 @@ pub fn parse(args: &[String]) -> Options {
         run_options: Vec::new(),
         json: None,
         form: Form::Table,
+        seconds: None,
         rows: Vec::new(),
     };
     let mut args = args.iter();
@@ -62,6 +69,11 @@ pub fn parse(args: &[String]) -> Options {
         match arg.as_str() {
             "--quick" => o.quick = true,
             "--counts" => o.form = Form::Counts,
+            "--seed" => o.form = Form::Seed,
+            "--seconds" => match value().parse() {
+                Ok(n) if n > 0 => o.seconds = Some(n),
+                _ => refuse("--seconds needs a number above 0"),
+            },
             "--growth" => o.form = Form::Growth,
             "--repeats" => match value().parse() {
                 Ok(n) if n > 0 => o.repeats = n,

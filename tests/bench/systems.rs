@@ -22,11 +22,15 @@ pub struct Done {
     pub wall_ns: f64,
 }
 
+/// bartizan's program.
+pub fn bartizan_program(o: &Options) -> String {
+    let beside = || std::env::current_exe().map(|p| p.with_file_name("bartizan").display().to_string());
+    o.bartizan.clone().or_else(|| beside().ok()).unwrap_or_else(|| "bartizan".to_owned())
+}
+
 /// bartizan with the wanted options of `bartizan run` and these.
 pub fn bartizan(o: &Options, options: &[String]) -> System {
-    let beside = || std::env::current_exe().map(|p| p.with_file_name("bartizan").display().to_string());
-    let program = o.bartizan.clone().or_else(|| beside().ok()).unwrap_or_else(|| "bartizan".to_owned());
-    let mut prefix = vec![program, "run".to_owned()];
+    let mut prefix = vec![bartizan_program(o), "run".to_owned()];
     prefix.extend(o.run_options.iter().chain(options).cloned());
     prefix.push("--".to_owned());
     System { name: "bartizan", prefix }

@@ -6,6 +6,7 @@ pub mod growth;
 mod holding;
 mod memory;
 mod raw;
+pub mod seeding;
 mod tasks;
 
 use std::sync::OnceLock;
@@ -97,6 +98,9 @@ pub fn run(name: &str, operations: Option<u32>) {
     }
     if let Some(dimension) = name.strip_prefix("growth:") {
         return growth::run(dimension, operations.unwrap_or(1));
+    }
+    if let Some(what) = name.strip_prefix("seed:") {
+        return seeding::run(what, operations.unwrap_or(1));
     }
     if let Some(n) = operations {
         let _ = OPERATIONS.set(n);
