@@ -23,6 +23,7 @@ mod stack;
 mod tests;
 pub mod vdso;
 mod vdso_elf;
+mod vvar;
 
 use vdso::Vdso;
 

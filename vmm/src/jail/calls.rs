@@ -1,15 +1,12 @@
 //! The seccomp allow-list of the process. Owns which host system calls may be made once the guest runs, each with its reason.
 #![allow(unsafe_code)]
-use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::os::fd::RawFd;
 
 use kvm_bindings as kvm;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition as Cond, SeccompFilter,
-    SeccompRule, TargetArch,
-};
+use seccompiler::sock_filter;
 
+use super::program::{self, List, Test};
 use super::{JailError, Refusal};
 use crate::host::TERMINAL_REQUESTS;
 use crate::memory::NUDGE_REQUESTS;
@@ -125,71 +122,54 @@ fn failed(why: impl ToString) -> JailError {
     JailError { what: "system calls", why: why.to_string() }
 }
 
-fn rule(conditions: Vec<Cond>) -> Result<SeccompRule, JailError> {
-    SeccompRule::new(conditions).map_err(failed)
-}
-
-fn when(arg: u8, len: Len, op: Op, value: u64) -> Result<Cond, JailError> {
-    Cond::new(arg, len, op, value).map_err(failed)
-}
-
-fn one(arg: u8, len: Len, op: Op, value: u64) -> Result<SeccompRule, JailError> {
-    rule(vec![when(arg, len, op, value)?])
-}
-
 /// Calls that are allowed with some arguments only.
-fn conditional(rules: &mut BTreeMap<i64, Vec<SeccompRule>>, listener: Option<RawFd>) -> Result<(), JailError> {
-    let requests = KVM_REQUESTS
-        .iter()
-        .copied()
-        .chain(NUDGE_REQUESTS.iter().copied())
-        .chain(TERMINAL_REQUESTS.iter().map(|r| u64::from(*r)));
-    let ioctls = requests.map(|r| one(1, Len::Dword, Op::Eq, r)).collect::<Result<_, _>>()?;
-    rules.insert(libc::SYS_ioctl, ioctls);
+fn conditional(list: &mut List, listener: Option<RawFd>) {
+    let mut put = |call: i64, rules: Vec<Vec<Test>>| list.insert(call as u32, rules);
+    let any =
+        |argument: u8, values: &mut dyn Iterator<Item = u32>| values.map(|v| vec![Test::equal(argument, v)]).collect();
+
+    // KVM_RUN is the first.
+    let kvm = KVM_REQUESTS.iter().chain(NUDGE_REQUESTS).map(|r| *r as u32);
+    put(libc::SYS_ioctl, any(1, &mut kvm.chain(TERMINAL_REQUESTS.iter().copied())));
 
     // No executable memory of our own: guest code runs in the virtual machine only.
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        let no_exec = one(2, Len::Dword, Op::MaskedEq(libc::PROT_EXEC as u64), 0)?;
-        rules.insert(call, vec![no_exec]);
+        put(call, vec![vec![Test::masked(2, libc::PROT_EXEC as u32, 0)]]);
     }
     // The allocator grows large blocks in place or by moving them.
-    rules.insert(libc::SYS_mremap, vec![one(3, Len::Dword, Op::MaskedEq(!1 & 0xffff_ffff), 0)?]);
+    put(libc::SYS_mremap, vec![vec![Test::masked(3, !1, 0)]]);
 
     // Signals to this process only: kicks, and stopping with the guest on SIGTSTP.
-    let pid = u64::from(std::process::id());
-    rules.insert(libc::SYS_tgkill, vec![one(0, Len::Dword, Op::Eq, pid)?]);
-    rules.insert(libc::SYS_kill, vec![one(0, Len::Dword, Op::Eq, pid)?]);
+    let pid = std::process::id();
+    put(libc::SYS_tgkill, vec![vec![Test::equal(0, pid)]]);
+    put(libc::SYS_kill, vec![vec![Test::equal(0, pid)]]);
 
     let commands = [libc::F_GETFL, libc::F_GETFD, libc::F_SETFD, libc::F_DUPFD_CLOEXEC];
-    let fcntls = commands.iter().map(|c| one(1, Len::Dword, Op::Eq, *c as u64)).collect::<Result<_, _>>()?;
-    rules.insert(libc::SYS_fcntl, fcntls);
+    put(libc::SYS_fcntl, any(1, &mut commands.into_iter().map(|c| c as u32)));
 
     // FIFOs and sockets of writable trees; no device nodes.
-    let kind = |k: u32| one(2, Len::Dword, Op::MaskedEq(u64::from(libc::S_IFMT)), u64::from(k));
-    rules.insert(libc::SYS_mknodat, vec![kind(libc::S_IFIFO)?, kind(libc::S_IFSOCK)?]);
+    let kind = |k: u32| vec![Test::masked(2, libc::S_IFMT, k)];
+    put(libc::SYS_mknodat, vec![kind(libc::S_IFIFO), kind(libc::S_IFSOCK)]);
 
     // Clients of the control socket: taken from that one listening socket, and asked who they are.
     if let Some(fd) = listener {
-        rules.insert(libc::SYS_accept4, vec![one(0, Len::Dword, Op::Eq, fd as u64)?]);
-        let level = when(1, Len::Dword, Op::Eq, libc::SOL_SOCKET as u64)?;
-        let option = when(2, Len::Dword, Op::Eq, libc::SO_PEERCRED as u64)?;
-        rules.insert(libc::SYS_getsockopt, vec![rule(vec![level, option])?]);
+        put(libc::SYS_accept4, vec![vec![Test::equal(0, fd as u32)]]);
+        let (level, option) = (libc::SOL_SOCKET as u32, libc::SO_PEERCRED as u32);
+        put(libc::SYS_getsockopt, vec![vec![Test::equal(1, level), Test::equal(2, option)]]);
     }
 
     // The name of a thread.
-    rules.insert(libc::SYS_prctl, vec![one(0, Len::Dword, Op::Eq, libc::PR_SET_NAME as u64)?]);
-    Ok(())
+    put(libc::SYS_prctl, vec![vec![Test::equal(0, libc::PR_SET_NAME as u32)]]);
 }
 
-fn program(refusal: Refusal, listener: Option<RawFd>) -> Result<BpfProgram, JailError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|(nr, _)| (*nr, Vec::new())).collect();
-    conditional(&mut rules, listener)?;
+fn program(refusal: Refusal, listener: Option<RawFd>) -> Vec<sock_filter> {
+    let mut list: List = ALLOWED.iter().map(|(nr, _)| (*nr as u32, Vec::new())).collect();
+    conditional(&mut list, listener);
     let refused = match refusal {
-        Refusal::Kill => SeccompAction::KillProcess,
-        Refusal::Report => SeccompAction::Trap,
+        Refusal::Kill => program::KILL,
+        Refusal::Report => program::TRAP,
     };
-    let list = SeccompFilter::new(rules, refused, SeccompAction::Allow, TargetArch::x86_64).map_err(failed)?;
-    list.try_into().map_err(failed)
+    program::assemble(&list, refused)
 }
 
 extern "C" fn on_refusal(_signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -235,5 +215,5 @@ pub fn restrict_calls(refusal: Refusal, listener: Option<RawFd>) -> Result<(), J
         // SAFETY: the structure is valid and the handler async-signal-safe.
         unsafe { libc::sigaction(libc::SIGSYS, &raw const action, core::ptr::null_mut()) };
     }
-    seccompiler::apply_filter_all_threads(&program(refusal, listener)?).map_err(failed)
+    seccompiler::apply_filter_all_threads(&program(refusal, listener)).map_err(failed)
 }

@@ -5,6 +5,7 @@
 //! thread and those it starts); start the threads; [`restrict_calls`], which reaches all of them.
 mod calls;
 mod files;
+mod program;
 
 use std::path::PathBuf;
 
