@@ -8,6 +8,7 @@ use parking_lot::Condvar;
 use crate::fs::epoll::Instances as Epolls;
 use crate::fs::inotify::Instances as Inotifies;
 use crate::fs::pipe::PipeSlots;
+use crate::fs::stdio::HostTerminals;
 use crate::fs::tmpfs::TmpShared;
 use crate::futex::Futexes;
 use crate::loader::vdso::Vdso;
@@ -30,6 +31,7 @@ use crate::time::timer::Timers;
 use crate::trace::Stats;
 use crate::vfs::MountNamespace;
 use crate::vfs::claim::Transfers;
+use crate::vfs::lock::LockWaits;
 use crate::{Errno, Result};
 
 /// What a sandbox is made of, from the command line.
@@ -103,6 +105,10 @@ pub struct Kernel {
     pub transfers: Arc<Transfers>,
     /// Slots of all pipes.
     pub pipe_slots: Arc<PipeSlots>,
+    /// The host's terminals that the sandbox was given.
+    pub terminals: Arc<HostTerminals>,
+    /// Who waits for whose record lock.
+    pub lock_waits: LockWaits,
     /// The initial mount namespace; set with the first process, and kept for as long as the sandbox.
     pub mounts: OnceLock<Arc<MountNamespace>>,
     first_ns: OnceLock<Arc<NsProxy>>,
@@ -149,6 +155,8 @@ impl Kernel {
             inotifies: Arc::default(),
             transfers: Arc::default(),
             pipe_slots: Arc::default(),
+            terminals: Arc::default(),
+            lock_waits: LockWaits::default(),
             started: platform.monotonic(),
             platform,
             config,

@@ -18,7 +18,7 @@ pub fn new_file_system(task: &Arc<Task>, kind: &[u8], data: &[u8]) -> Result<Arc
         b"proc" => ProcFs::new(kernel, task.pid_namespace().clone()),
         b"sysfs" => SysFs::new(kernel),
         b"tmpfs" | b"ramfs" => TmpFs::new(kernel.platform.clone(), tmpfs_options(task, data)?, "tmpfs")?,
-        b"devpts" => DevPts::new(kernel.platform.clone()),
+        b"devpts" => DevPts::new(kernel),
         b"devtmpfs" => new_dev_fs(&kernel.platform)?,
         _ => return Err(Errno::ENODEV),
     })

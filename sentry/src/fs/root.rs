@@ -58,7 +58,7 @@ pub fn assemble_root(kernel: &Arc<Kernel>, config: RootConfig) -> Result<Arc<Mou
     let common = MountFlags::NOSUID | MountFlags::NODEV;
     let memory = || TmpFs::new(platform.clone(), TmpfsOptions::default(), "tmpfs");
     let proc = ProcFs::new(kernel, kernel.root_pid_ns.clone());
-    let devpts = super::pts::DevPts::new(platform.clone());
+    let devpts = super::pts::DevPts::new(kernel);
     builder.mount(b"/proc", proc, b"proc", common | MountFlags::NOEXEC).map_err(at(b"/proc"))?;
     builder.mount(b"/sys", SysFs::new(kernel), b"sysfs", common | MountFlags::NOEXEC).map_err(at(b"/sys"))?;
     let dev = new_dev_fs(platform).map_err(at(b"/dev"))?;

@@ -1,6 +1,6 @@
 //! The caller's standard streams and other host streams as open files. Owns the translation between guest requests and the
 //! host stream; never lets a request reach the host that could act on the caller's terminal beyond its settings.
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::any::Any;
 use std::sync::{Arc, Weak};
 
@@ -63,22 +63,36 @@ pub struct HostTerminal {
     job: Arc<JobControl>,
     /// Its number in /dev/pts.
     pub index: u32,
+    devpts: Arc<AtomicU64>,
 }
 
-/// The host terminals in use, by the host's device number: what makes two streams the same terminal. They stay: a
-/// process that closed all its streams may still open /dev/tty.
-static TERMINALS: Mutex<Vec<(u64, Arc<HostTerminal>)>> = Mutex::new(Rank::Leaf, Vec::new());
+/// The terminals of the host that one sandbox was given.
+pub struct HostTerminals {
+    /// By the host's device number: what makes two streams the same terminal. They stay: a process that closed all its
+    /// streams may still open /dev/tty.
+    list: Mutex<Vec<(u64, Arc<HostTerminal>)>>,
+    /// st_dev of the devpts that shows them, the sandbox's first; 0 before it exists.
+    devpts: Arc<AtomicU64>,
+}
 
-impl HostTerminal {
-    fn of(stream: &Arc<dyn HostStream>) -> Arc<HostTerminal> {
+impl Default for HostTerminals {
+    fn default() -> Self {
+        HostTerminals { list: Mutex::new(Rank::Leaf, Vec::new()), devpts: Arc::default() }
+    }
+}
+
+impl HostTerminals {
+    /// The terminal that `stream` is.
+    fn of(&self, stream: &Arc<dyn HostStream>) -> Arc<HostTerminal> {
         let rdev = stream.stat().map_or(0, |s| s.rdev);
-        let mut terminals = TERMINALS.lock();
+        let mut terminals = self.list.lock();
         if let Some(known) = terminals.iter().find(|(dev, _)| *dev == rdev).map(|(_, t)| t.clone()) {
             return known;
         }
         let index = u32::try_from(terminals.len()).unwrap_or(0);
         let job = JobControl::new(super::pts::device(index));
-        let terminal = Arc::new(HostTerminal { stream: stream.clone(), job, index });
+        let devpts = self.devpts.clone();
+        let terminal = Arc::new(HostTerminal { stream: stream.clone(), job, index, devpts });
         let device: Weak<dyn TtyDevice> = Arc::downgrade(&terminal) as Weak<dyn TtyDevice>;
         terminal.job.set_terminal(device);
         terminals.push((rdev, terminal.clone()));
@@ -86,25 +100,37 @@ impl HostTerminal {
     }
 
     /// The terminal with a number.
-    pub fn numbered(index: u32) -> Option<Arc<HostTerminal>> {
-        TERMINALS.lock().get(usize::try_from(index).ok()?).map(|(_, t)| t.clone())
+    pub fn numbered(&self, index: u32) -> Option<Arc<HostTerminal>> {
+        self.list.lock().get(usize::try_from(index).ok()?).map(|(_, t)| t.clone())
     }
 
     /// One more than the largest number ever given.
-    pub fn end() -> u32 {
-        u32::try_from(TERMINALS.lock().len()).unwrap_or(0)
+    pub fn end(&self) -> u32 {
+        u32::try_from(self.list.lock().len()).unwrap_or(0)
     }
 
+    /// Makes the devpts with st_dev `dev` the one that shows them, unless another is.
+    pub fn show_in(&self, dev: u64) {
+        let _ = self.devpts.compare_exchange(0, dev, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Whether the devpts with st_dev `dev` shows them.
+    pub fn shown_in(&self, dev: u64) -> bool {
+        self.devpts.load(Ordering::Relaxed) == dev
+    }
+}
+
+impl HostTerminal {
     /// A further open, as `task` opens it by name.
     pub fn open(self: &Arc<Self>, task: &Task, flags: OpenFlags) -> Arc<dyn FileOps> {
         self.job.opened(task, flags);
-        StdioFile::new(self.stream.clone())
+        StdioFile::new(self.stream.clone(), Some(self.clone()))
     }
 
     /// Attributes: the host's, under the identity it has inside.
     pub fn stat(&self) -> Result<Stat> {
         let host = self.stream.stat()?;
-        Ok(super::pts::host_terminal_stat(self.index, &host))
+        Ok(super::pts::host_terminal_stat(self.devpts.load(Ordering::Relaxed), self.index, &host))
     }
 
     /// Whether TOSTOP is set.
@@ -120,7 +146,7 @@ impl HostTerminal {
 
 impl TtyDevice for HostTerminal {
     fn open_again(self: Arc<Self>, _task: &Task, _flags: OpenFlags) -> Result<OpenResult> {
-        Ok(OpenResult::Ops(StdioFile::new(self.stream.clone())))
+        Ok(OpenResult::Ops(StdioFile::new(self.stream.clone(), Some(self))))
     }
 }
 
@@ -133,15 +159,14 @@ pub struct StdioFile {
 }
 
 impl StdioFile {
-    /// The file over `stream`.
-    pub fn new(stream: Arc<dyn HostStream>) -> Arc<StdioFile> {
-        let terminal = stream.is_terminal().then(|| HostTerminal::of(&stream));
+    fn new(stream: Arc<dyn HostStream>, terminal: Option<Arc<HostTerminal>>) -> Arc<StdioFile> {
         Arc::new(StdioFile { stream, terminal, polled: AtomicBool::new(false) })
     }
 
-    /// A description of `stream`, opened with `flags` (an access mode and status flags).
-    pub fn open(stream: Arc<dyn HostStream>, flags: OpenFlags) -> Arc<File> {
-        File::new(StdioFile::new(stream), None, flags)
+    /// A description of `stream`, opened with `flags` (an access mode and status flags); `terminals` are the sandbox's.
+    pub fn open(terminals: &HostTerminals, stream: Arc<dyn HostStream>, flags: OpenFlags) -> Arc<File> {
+        let terminal = stream.is_terminal().then(|| terminals.of(&stream));
+        File::new(StdioFile::new(stream, terminal), None, flags)
     }
 
     /// Whether it is a terminal.
@@ -238,7 +263,7 @@ impl FileOps for StdioFile {
     }
 
     fn reopen(&self, _caller: &dyn Caller, _flags: OpenFlags) -> Result<OpenResult> {
-        Ok(OpenResult::Ops(StdioFile::new(self.stream.clone())))
+        Ok(OpenResult::Ops(StdioFile::new(self.stream.clone(), self.terminal.clone())))
     }
 
     fn size(&self) -> Result<u64> {
@@ -340,5 +365,70 @@ impl FileOps for StdioFile {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::pts::DevPts;
+    use crate::kernel::{Kernel, KernelConfig};
+    use crate::platform::PhysRange;
+    use crate::platform::sim::SimPlatform;
+    use crate::vfs::FileSystem;
+
+    /// A terminal with this device number that has nothing to say.
+    struct Silent(u64);
+
+    impl HostStream for Silent {
+        fn stat(&self) -> Result<Stat> {
+            Ok(Stat { rdev: self.0, ..Stat::default() })
+        }
+        fn read(&self, _: &mut [u8]) -> Result<usize> {
+            Err(Errno::EAGAIN)
+        }
+        fn write(&self, _: &[u8]) -> Result<usize> {
+            Err(Errno::EAGAIN)
+        }
+        fn read_phys(&self, _: &[PhysRange]) -> Result<usize> {
+            Err(Errno::EAGAIN)
+        }
+        fn write_phys(&self, _: &[PhysRange]) -> Result<usize> {
+            Err(Errno::EAGAIN)
+        }
+        fn poll(&self) -> Events {
+            Events::empty()
+        }
+        fn wait_queue(&self) -> Arc<WaitQueue> {
+            WaitQueue::new()
+        }
+        fn arm(&self, _: Events) {}
+        fn is_terminal(&self) -> bool {
+            true
+        }
+        fn terminal_request(&self, _: u32, _: &mut [u8]) -> Result<u64> {
+            Err(Errno::ENOTTY)
+        }
+        fn seek(&self, _: i64, _: u32) -> Result<u64> {
+            Err(Errno::ESPIPE)
+        }
+    }
+
+    #[test]
+    fn each_sandbox_shows_its_own_terminals() {
+        let kernels = [1, 2].map(|_| Kernel::new(SimPlatform::new(1), KernelConfig::default()));
+        for (kernel, others) in kernels.iter().zip([1, 2]) {
+            let (first, further) = (DevPts::new(kernel), DevPts::new(kernel));
+            assert_eq!(kernel.terminals.end(), 0);
+            for rdev in [others, 7, 7, 8] {
+                drop(StdioFile::open(&kernel.terminals, Arc::new(Silent(rdev)), OpenFlags::empty()));
+            }
+            assert_eq!(kernel.terminals.end(), 3, "two streams are one terminal");
+            let root = first.root();
+            let slave = root.lookup(b"2").unwrap();
+            assert_eq!(slave.stat().unwrap().dev, root.stat().unwrap().dev);
+            assert!(root.lookup(b"3").is_err());
+            assert!(further.root().lookup(b"0").is_err(), "only the first devpts shows them");
+        }
     }
 }

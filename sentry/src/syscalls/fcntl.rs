@@ -15,7 +15,7 @@ use crate::row;
 use crate::task::limits::Resource;
 use crate::task::{Pid, Task};
 use crate::vfs::file::FileOwner;
-use crate::vfs::lock::{self, FileLocks, LOCK_END, LockOwner, RecordLock, Waiting};
+use crate::vfs::lock::{self, FileLocks, LOCK_END, LockOwner, RecordLock};
 use crate::vfs::{File, OpenFlags, attr};
 use crate::{Errno, Result};
 
@@ -66,7 +66,9 @@ async fn fcntl_slow(task: &Arc<Task>, fd: Fd, op: u32, arg: u64) -> Result<u64> 
         };
         // Only one lock in the way is known to be waited for; when it goes the next is found.
         let waiting = match &want {
-            Want::Set(RecordLock { owner: LockOwner::Table(id), .. }) => Waiting::begin(*id, other.owner)?,
+            Want::Set(RecordLock { owner: LockOwner::Table(id), .. }) => {
+                task.kernel().lock_waits.begin(*id, other.owner)?
+            }
             _ => None,
         };
         let end = task

@@ -12,7 +12,8 @@ use super::mount::Mount;
 use crate::lock::{Mutex, Rank, RwLock};
 use crate::{Errno, Result};
 
-/// Counts renames and unlinks, so that a walk towards the root can tell whether it saw one state.
+/// Counts renames and unlinks of all sandboxes of the process, so that a walk towards the root can tell whether it saw one state: one too
+/// many only makes it walk again.
 static NAMES_CHANGED: AtomicU64 = AtomicU64::new(0);
 
 /// Where a dentry hangs.

@@ -276,21 +276,29 @@ pub fn mark_locked(file: &File) {
     file.locked.store(true, Ordering::Relaxed);
 }
 
-/// Who waits for whom, for EDEADLK (POSIX locks only, as in Linux).
-static WAITING: Mutex<Option<HashMap<u64, Vec<u64>>>> = Mutex::new(Rank::Leaf, None);
+/// Which descriptor tables wait for which, for EDEADLK (POSIX locks only, as in Linux).
+pub struct LockWaits {
+    blockers: Mutex<HashMap<u64, Vec<u64>>>,
+}
+
+impl Default for LockWaits {
+    fn default() -> Self {
+        LockWaits { blockers: Mutex::new(Rank::Leaf, HashMap::new()) }
+    }
+}
 
 /// A table's wait for another's lock; ends on drop.
-pub struct Waiting {
+pub struct LockWait<'a> {
+    waits: &'a LockWaits,
     who: u64,
     whom: u64,
 }
 
-impl Waiting {
+impl LockWaits {
     /// `who` is about to wait for `whom`. EDEADLK if `whom` waits, however indirectly, for `who`.
-    pub fn begin(who: u64, whom: LockOwner) -> Result<Option<Waiting>> {
+    pub fn begin(&self, who: u64, whom: LockOwner) -> Result<Option<LockWait<'_>>> {
         let LockOwner::Table(whom) = whom else { return Ok(None) };
-        let mut waiting = WAITING.lock_nested();
-        let map = waiting.get_or_insert_with(HashMap::new);
+        let mut map = self.blockers.lock_nested();
         let mut seen = vec![whom];
         let mut at = 0;
         while let Some(&next) = seen.get(at) {
@@ -309,14 +317,13 @@ impl Waiting {
             }
         }
         map.entry(who).or_default().push(whom);
-        Ok(Some(Waiting { who, whom }))
+        Ok(Some(LockWait { waits: self, who, whom }))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for LockWait<'_> {
     fn drop(&mut self) {
-        let mut waiting = WAITING.lock_nested();
-        let Some(map) = waiting.as_mut() else { return };
+        let mut map = self.waits.blockers.lock_nested();
         if let Some(list) = map.get_mut(&self.who) {
             if let Some(i) = list.iter().position(|&w| w == self.whom) {
                 list.swap_remove(i);
@@ -373,10 +380,12 @@ mod tests {
 
     #[test]
     fn circles_are_seen() {
-        let a = Waiting::begin(1001, LockOwner::Table(1002)).unwrap();
-        let b = Waiting::begin(1002, LockOwner::Table(1003)).unwrap();
-        assert_eq!(Waiting::begin(1003, LockOwner::Table(1001)).err(), Some(Errno::EDEADLK));
+        let (waits, others) = (LockWaits::default(), LockWaits::default());
+        let a = waits.begin(1, LockOwner::Table(2)).unwrap();
+        let b = waits.begin(2, LockOwner::Table(3)).unwrap();
+        assert_eq!(waits.begin(3, LockOwner::Table(1)).err(), Some(Errno::EDEADLK));
+        assert!(others.begin(3, LockOwner::Table(1)).is_ok());
         drop((a, b));
-        assert!(Waiting::begin(1003, LockOwner::Table(1001)).is_ok());
+        assert!(waits.begin(3, LockOwner::Table(1)).is_ok());
     }
 }

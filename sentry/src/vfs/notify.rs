@@ -38,7 +38,7 @@ impl Default for Watches {
     }
 }
 
-/// Watches on all inodes: nothing is looked up while there are none.
+/// Watches on all inodes of the process, whatever sandbox they are in: a hint only. Nothing is looked up while there are none.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 fn idle() -> bool {

@@ -163,7 +163,7 @@ impl Sandbox {
         }
         let mounts = assemble_root(&kernel, RootConfig { tree: root, binds, tmpfs: config.tmpfs.clone() })
             .map_err(|e| SandboxError::Mount { at: e.at, errno: e.errno })?;
-        let files = standard_streams(&reactor, &memory)?;
+        let files = standard_streams(&kernel, &reactor, &memory)?;
 
         let user = config.user.unwrap_or_else(inherited::identity);
         let credentials = Credentials::new(user.uid, user.gid, user.groups);
@@ -315,7 +315,11 @@ fn open_bind(bind: &BindSource, memory: &Arc<GuestMemory>) -> Result<Bind, Sandb
     Ok(Bind { tree, file, at: bind.target.clone(), read_only: bind.read_only })
 }
 
-fn standard_streams(reactor: &Arc<Reactor>, memory: &Arc<GuestMemory>) -> Result<Vec<(i32, Arc<File>)>, SandboxError> {
+fn standard_streams(
+    kernel: &Kernel,
+    reactor: &Arc<Reactor>,
+    memory: &Arc<GuestMemory>,
+) -> Result<Vec<(i32, Arc<File>)>, SandboxError> {
     let refused = |e: std::io::Error| SandboxError::host("take over a standard stream", &e);
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     let mut files = Vec::new();
@@ -329,7 +333,10 @@ fn standard_streams(reactor: &Arc<Reactor>, memory: &Arc<GuestMemory>) -> Result
         let taken = take_standard(fd, number == 2).map_err(refused)?;
         let stream = Stream::new(taken, reactor, memory.clone())
             .map_err(|e| refused(std::io::Error::from_raw_os_error(e.raw())))?;
-        files.push((i32::from(number), StdioFile::open(stream, OpenFlags::from_bits_retain(flags.bits()))));
+        files.push((
+            i32::from(number),
+            StdioFile::open(&kernel.terminals, stream, OpenFlags::from_bits_retain(flags.bits())),
+        ));
     }
     Ok(files)
 }

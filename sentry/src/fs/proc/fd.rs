@@ -25,7 +25,7 @@ pub(super) fn link_mode(cx: &Cx, fd: i32) -> Result<u32> {
 /// Where the link leads: where the description was opened, or the object itself.
 pub(super) fn place(cx: &Cx, fd: i32) -> Result<PathRef> {
     let file = file(cx, fd)?;
-    Ok(file.path().cloned().unwrap_or_else(|| object::place(file)))
+    Ok(file.path().cloned().unwrap_or_else(|| object::place(&cx.shared.objects, file)))
 }
 
 /// The text of the link.

@@ -24,7 +24,7 @@ use crate::lock::{Mutex, Rank};
 use crate::ns::uts::UtsNamespace;
 use crate::task::{Pid, PidNamespace, Task, ThreadGroup};
 use crate::vfs::file::Caller;
-use crate::vfs::{File, FileSystem, Inode};
+use crate::vfs::{File, FileSystem, Inode, Mount};
 use crate::{Errno, Result};
 
 pub(crate) use status::{cpu_list, cpu_mask};
@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) kernel: Arc<Kernel>,
     pub(crate) ns: Arc<PidNamespace>,
     pub(crate) dev: u64,
+    /// Where the places of objects without a path are.
+    pub(crate) objects: Arc<Mount>,
     pub(crate) load: Mutex<system::Load>,
 }
 
@@ -114,6 +116,7 @@ impl ProcFs {
                 kernel: kernel.clone(),
                 ns,
                 dev: new_device(),
+                objects: object::new_mount(),
                 load: Mutex::new(Rank::Leaf, system::Load::default()),
             }),
         })

@@ -274,7 +274,7 @@ impl Inode for Node {
                 }
                 What::Ns(kind) => {
                     may_inspect(caller, &*self.cx.task()?)?;
-                    Ok(Some(object::place(ns::open(&self.cx, *kind)?)))
+                    Ok(Some(object::place(&self.cx.shared.objects, ns::open(&self.cx, *kind)?)))
                 }
                 _ => Ok(None),
             }

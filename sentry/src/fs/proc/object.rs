@@ -1,6 +1,6 @@
 //! Open objects without a path as places, so that a link in /proc/PID/fd can be followed to them.
 use std::any::Any;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use guest_abi::types::Stat;
 
@@ -65,11 +65,14 @@ impl FileSystem for Nowhere {
     }
 }
 
-/// The place of an open object.
-pub(super) fn place(file: Arc<File>) -> PathRef {
-    static MOUNT: OnceLock<Arc<Mount>> = OnceLock::new();
-    let mount = MOUNT.get_or_init(|| Mount::detached(Arc::new(Nowhere))).clone();
-    PathRef { mount, dentry: Dentry::root(Arc::new(Object { file })) }
+/// The mount that all places of one /proc are in.
+pub(super) fn new_mount() -> Arc<Mount> {
+    Mount::detached(Arc::new(Nowhere))
+}
+
+/// The place of an open object, in a mount by [`new_mount`].
+pub(super) fn place(mount: &Arc<Mount>, file: Arc<File>) -> PathRef {
+    PathRef { mount: mount.clone(), dentry: Dentry::root(Arc::new(Object { file })) }
 }
 
 /// Whether a place is that of an open object.

@@ -5,14 +5,14 @@ mod requests;
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use guest_abi::types::{Stat, Timespec};
 
 use super::anon::timestamp;
 use super::dev::makedev;
-use super::stdio::HostTerminal;
+use super::stdio::{HostTerminal, HostTerminals};
+use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
 use crate::platform::Platform;
 use crate::platform::host::AttrChange;
@@ -39,21 +39,9 @@ pub const fn device(index: u32) -> u64 {
     makedev(MAJOR, index as u64)
 }
 
-/// st_dev of the first devpts, the one that shows the caller's own terminals; 0 before it exists.
-static PRIMARY: AtomicU64 = AtomicU64::new(0);
-
-/// Attributes of a terminal of the caller as the sandbox's devpts shows it.
-pub(super) fn host_terminal_stat(index: u32, host: &Stat) -> Stat {
-    Stat {
-        dev: PRIMARY.load(Ordering::Relaxed),
-        ino: u64::from(index) + 3,
-        nlink: 1,
-        rdev: device(index),
-        blksize: 1024,
-        blocks: 0,
-        size: 0,
-        ..*host
-    }
+/// Attributes of a terminal of the caller as the sandbox's devpts, whose st_dev is `dev`, shows it.
+pub(super) fn host_terminal_stat(dev: u64, index: u32, host: &Stat) -> Stat {
+    Stat { dev, ino: u64::from(index) + 3, nlink: 1, rdev: device(index), blksize: 1024, blocks: 0, size: 0, ..*host }
 }
 
 /// What all inodes of one devpts share.
@@ -61,12 +49,14 @@ pub(super) struct Shared {
     platform: Arc<dyn Platform>,
     dev: u64,
     born: Timespec,
+    hosts: Arc<HostTerminals>,
     entries: Mutex<BTreeMap<u32, Arc<Pty>>>,
 }
 
 impl Shared {
+    /// Whether this is the devpts that shows the caller's own terminals.
     fn primary(&self) -> bool {
-        PRIMARY.load(Ordering::Relaxed) == self.dev
+        self.hosts.shown_in(self.dev)
     }
 
     fn forget(&self, index: u32) {
@@ -82,7 +72,7 @@ impl Shared {
     fn allocate(self: &Arc<Self>, task: &Task) -> Result<Arc<Pty>> {
         let cred = task.credentials();
         // The caller's own terminals have the first numbers of the sandbox's devpts.
-        let mut index = if self.primary() { HostTerminal::end() } else { 0 };
+        let mut index = if self.primary() { self.hosts.end() } else { 0 };
         let mut entries = self.entries.lock();
         for &used in entries.keys() {
             if used != index {
@@ -121,12 +111,14 @@ pub struct DevPts {
 }
 
 impl DevPts {
-    /// An instance without terminals.
-    pub fn new(platform: Arc<dyn Platform>) -> Arc<DevPts> {
+    /// An instance without terminals of its own; the first of a sandbox shows those of the host.
+    pub fn new(kernel: &Kernel) -> Arc<DevPts> {
+        let (platform, hosts) = (kernel.platform.clone(), kernel.terminals.clone());
         let born = timestamp(platform.realtime());
         let dev = super::new_device();
-        let _ = PRIMARY.compare_exchange(0, dev, Ordering::Relaxed, Ordering::Relaxed);
-        let shared = Arc::new(Shared { platform, dev, born, entries: Mutex::new(Rank::Inode, BTreeMap::new()) });
+        hosts.show_in(dev);
+        let entries = Mutex::new(Rank::Inode, BTreeMap::new());
+        let shared = Arc::new(Shared { platform, dev, born, hosts, entries });
         Arc::new(DevPts { root: Arc::new(Root { shared, attachments: Attachments::default() }) })
     }
 }
@@ -182,7 +174,7 @@ impl Inode for Root {
         let index = core::str::from_utf8(name).ok().and_then(|n| n.parse::<u32>().ok());
         let index = index.filter(|i| i.to_string().as_bytes() == name).ok_or(Errno::ENOENT)?;
         if self.shared.primary()
-            && let Some(terminal) = HostTerminal::numbered(index)
+            && let Some(terminal) = self.shared.hosts.numbered(index)
         {
             return Ok(Arc::new(HostSlave { terminal }));
         }
@@ -227,8 +219,8 @@ impl FileOps for RootDir {
             at = here + 1;
         }
         let from = u32::try_from(at.saturating_sub(3)).unwrap_or(u32::MAX);
-        let hosts = if self.shared.primary() { HostTerminal::end() } else { 0 };
-        let mut numbers: Vec<u32> = (from..hosts).filter(|&n| HostTerminal::numbered(n).is_some()).collect();
+        let hosts = if self.shared.primary() { self.shared.hosts.end() } else { 0 };
+        let mut numbers: Vec<u32> = (from..hosts).filter(|&n| self.shared.hosts.numbered(n).is_some()).collect();
         numbers.extend(self.shared.entries.lock().range(from..).map(|(&n, _)| n));
         for n in numbers {
             let next = u64::from(n) + 4;
