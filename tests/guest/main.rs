@@ -7,6 +7,7 @@
 mod accounting;
 mod answers;
 mod crowds;
+mod direct;
 mod files;
 mod hello;
 mod hostile;
@@ -53,6 +54,7 @@ const AREAS: &[&[Case]] = &[
     time::CASES,
     accounting::CASES,
     answers::CASES,
+    direct::CASES,
     scheduling::CASES,
     shm::CASES,
     signal_actions::CASES,

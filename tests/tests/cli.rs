@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use tests::{bartizan, kvm_missing, output};
+use tests::{bartizan, guest, kvm_missing, output};
 
 const LIMIT: u64 = 60;
 
@@ -288,6 +288,22 @@ fn signals_reach_the_command() {
     send("INT", child.id());
     let status = child.wait().unwrap();
     assert_eq!(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)), 130);
+}
+
+#[test]
+fn hot_calls_are_answered_and_made_direct() {
+    let count = |options: &[&str], what: &str| {
+        let guest = guest().into_os_string().into_string().unwrap();
+        let argv = [&["run", "--stats=json"], options, &["--", &guest, "direct_keeps_registers"]].concat();
+        let out = run(&argv);
+        let stats: serde_json::Value = serde_json::from_str(&text(&out.stderr)).unwrap();
+        stats[what].as_u64().unwrap()
+    };
+    assert!(count(&[], "answered_in_guest") > 3000);
+    // Where SYSCALL arrives in ring 0 nothing is gained by it.
+    let ring3 = text(&run(&["doctor"]).stdout).contains("ring3");
+    assert_eq!(count(&[], "direct_sites") > 0, ring3);
+    assert_eq!(count(&["--no-rewrite"], "direct_sites"), 0);
 }
 
 #[test]

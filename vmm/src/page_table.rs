@@ -32,6 +32,10 @@ pub mod pte {
     const KEPT: u64 = 1 << 10;
     /// Software: the frame belongs to a mapped object.
     const OBJECT: u64 = 1 << 11;
+    /// Software: program text with direct call sites.
+    const PATCHED: u64 = 1 << 52;
+    /// Software: trampolines of such sites.
+    const TRAMPOLINES: u64 = 1 << 53;
     const NO_EXEC: u64 = 1 << 63;
     const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
@@ -68,6 +72,12 @@ pub mod pte {
         if pte.flags.contains(PteFlags::OBJECT) {
             e |= OBJECT;
         }
+        if pte.flags.contains(PteFlags::PATCHED) {
+            e |= PATCHED;
+        }
+        if pte.flags.contains(PteFlags::TRAMPOLINES) {
+            e |= TRAMPOLINES;
+        }
         if pte.flags.contains(PteFlags::NONE) {
             e | KEPT | !pte.pa.0 & ADDRESS
         } else {
@@ -90,6 +100,8 @@ pub mod pte {
         flags.set(PteFlags::EXEC, entry & NO_EXEC == 0);
         flags.set(PteFlags::OWNED, entry & OWNED != 0);
         flags.set(PteFlags::OBJECT, entry & OBJECT != 0);
+        flags.set(PteFlags::PATCHED, entry & PATCHED != 0);
+        flags.set(PteFlags::TRAMPOLINES, entry & TRAMPOLINES != 0);
         Some(Pte { pa: PhysAddr(pa), flags })
     }
 
@@ -392,7 +404,7 @@ mod tests {
 
     #[test]
     fn leaves_survive_encoding() {
-        for bits in 0..32 {
+        for bits in 0..128 {
             let pte = Pte { pa: PhysAddr(0x1234_5000), flags: PteFlags::from_bits_truncate(bits) };
             assert_eq!(pte::decode(pte::encode(pte)), Some(pte));
             assert_eq!(pte::target(pte::encode(pte)).is_some(), !pte.flags.contains(PteFlags::NONE));

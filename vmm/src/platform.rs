@@ -4,11 +4,13 @@ use std::sync::{Arc, OnceLock};
 use guest_abi::Errno;
 use rustix::thread::{MembarrierCommand, membarrier};
 use sentry::platform::{
-    CpuModel, Exit, Fpu, GuestSpace, Memory, Platform, RequestedCalls, Touch, TscClock, UserContext,
+    CpuModel, DirectCalls, Exit, Fpu, GuestSpace, Memory, Platform, RequestedCalls, Touch, TscClock, UserContext,
 };
 
 use crate::clock::Clock;
 use crate::entry::TrapMode;
+use crate::entry::direct::Trampolines;
+use crate::entry::stub::Stub;
 use crate::fpu::KvmFpu;
 use crate::kvm::{PlatformError, caps, model};
 use crate::memory::GuestMemory;
@@ -28,6 +30,8 @@ pub struct Config {
     pub memory_limit: u64,
     /// When idle workers serve system calls of tasks that stay in the guest.
     pub service: Service,
+    /// Whether call sites may be made direct, where SYSCALL arrives in ring 3.
+    pub rewrite: bool,
 }
 
 /// Called with a host CLOCK_MONOTONIC time at which `Kernel::on_deadline` is to run, or None to cancel.
@@ -52,7 +56,10 @@ impl KvmPlatform {
         }
         membarrier(MembarrierCommand::RegisterPrivateExpedited)
             .map_err(|e| PlatformError::Host("register for memory barriers", e.into()))?;
-        let (machine, report) = self_test::run(&kvm, caps, cpus, config.memory_limit)?;
+        let (mut machine, report) = self_test::run(&kvm, caps, cpus, config.memory_limit)?;
+        // In ring 0 SYSCALL is as quick as a jump.
+        let direct = config.rewrite && machine.mode == TrapMode::Ring3;
+        machine.direct = direct.then(|| Trampolines::new(Stub::new(machine.mode).direct));
         let clock = Clock::new(report.tsc_khz, report.tsc_usable);
         Ok(Arc::new(KvmPlatform {
             pool: Pool::new(machine, cpus, config.service, report.tsc_khz),
@@ -149,6 +156,10 @@ impl Platform for KvmPlatform {
 
     fn serve_requests(&self, calls: Arc<dyn RequestedCalls>) {
         self.pool.start_service(calls);
+    }
+
+    fn direct_calls(&self) -> Option<&dyn DirectCalls> {
+        self.pool.machine.direct.as_ref().map(|d| d as &dyn DirectCalls)
     }
 
     fn set_answer(&self, cpu: usize, nr: u16, value: Option<u32>) {

@@ -154,6 +154,7 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
         mode: TrapMode::Ring0,
         out_advances: false,
         debug_registers: false,
+        direct: None,
         format: format.clone(),
     };
 

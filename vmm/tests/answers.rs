@@ -42,7 +42,7 @@ fn calling(a: &mut CodeAssembler) -> Result<(), iced_x86::IcedError> {
 
 #[test]
 fn answers_come_once_and_keep_every_register() {
-    let p = match KvmPlatform::new(Config { cpus: 1, memory_limit: 64 << 20, service: Service::Off }) {
+    let p = match KvmPlatform::new(Config { cpus: 1, memory_limit: 64 << 20, service: Service::Off, rewrite: false }) {
         Ok(p) => p,
         Err(e @ (PlatformError::NoDevice | PlatformError::NoPermission)) => {
             println!("skipped: {e}");

@@ -16,7 +16,7 @@ const DATA: u64 = 0x50_0000;
 const STACK: u64 = 0x60_0000;
 
 fn machine(cpus: usize) -> Option<Arc<KvmPlatform>> {
-    match KvmPlatform::new(Config { cpus, memory_limit: 64 << 20, service: Service::Always }) {
+    match KvmPlatform::new(Config { cpus, memory_limit: 64 << 20, service: Service::Always, rewrite: true }) {
         Ok(p) => Some(p),
         Err(e @ (PlatformError::NoDevice | PlatformError::NoPermission)) => {
             println!("skipped: {e}");

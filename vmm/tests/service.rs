@@ -29,7 +29,7 @@ struct Calls {
 }
 
 impl RequestedCalls for Calls {
-    fn serve(&self, cpu: usize, nr: u64, args: [u64; 6]) -> Served {
+    fn serve(&self, cpu: usize, nr: u64, args: [u64; 6], _from: u64) -> Served {
         assert_eq!(cpu, 0);
         if nr != CALL {
             return Served::Refused;
@@ -50,7 +50,7 @@ impl RequestedCalls for Calls {
 }
 
 fn machine() -> Option<Arc<KvmPlatform>> {
-    match KvmPlatform::new(Config { cpus: 2, memory_limit: 64 << 20, service: Service::Always }) {
+    match KvmPlatform::new(Config { cpus: 2, memory_limit: 64 << 20, service: Service::Always, rewrite: true }) {
         Ok(p) => Some(p),
         Err(e @ (PlatformError::NoDevice | PlatformError::NoPermission)) => {
             println!("skipped: {e}");

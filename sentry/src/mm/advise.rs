@@ -201,7 +201,8 @@ impl AddressSpace {
             }
         }
         for (from, to) in drops {
-            self.drop_entries(state, from, to, removed);
+            // Text with direct calls shows what the file does: it stays, for CPUs that are in it.
+            self.drop_entries_but(state, from, to, PteFlags::TRAMPOLINES | PteFlags::PATCHED, removed);
             if let Some(vma) = state.vmas.find_mut(from) {
                 vma.ahead = super::vma::Ahead::default();
             }

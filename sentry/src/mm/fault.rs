@@ -250,6 +250,7 @@ impl AddressSpace {
             return Err(refused);
         }
         self.may_expand(state, pages, prot, flags).map_err(|_| refused)?;
+        self.make_way(state, page, start);
         state.vmas.grow_down(start, page);
         Ok(())
     }
@@ -318,7 +319,7 @@ impl AddressSpace {
             let flags = (old.flags - PteFlags::NONE - PteFlags::EXEC) | site.entry;
             return self.set_entry(page, Pte { pa: old.pa, flags });
         }
-        let mut flags = site.entry | PteFlags::OWNED;
+        let mut flags = site.entry | PteFlags::OWNED | (old.flags & PteFlags::PATCHED);
         flags.set(PteFlags::WRITE, site.writable);
         let private = is_private_page(old.flags);
         if private && memory.references(old.pa) == 1 {
@@ -407,7 +408,7 @@ impl AddressSpace {
     }
 
     /// Puts another frame in the place of a present one and releases the old one.
-    fn replace_entry(&self, state: &mut State, page: u64, pte: Pte) {
+    pub(super) fn replace_entry(&self, state: &mut State, page: u64, pte: Pte) {
         let mut gone = None;
         self.pages.update(page, page + PAGE_SIZE, &mut |_, old| {
             gone = Some(old);

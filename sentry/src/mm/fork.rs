@@ -56,6 +56,7 @@ impl AddressSpace {
                 anonymous: 0,
                 object_pages: 0,
                 peak: 0,
+                direct: parent.direct.clone(),
                 hot: parent.hot.clone(),
             };
             let child = Self::from_state(self.platform.clone(), state, image)?;
@@ -140,7 +141,13 @@ impl AddressSpace {
         let mut vmas = state.vmas.iter().peekable();
         self.pages.update(0, TASK_SIZE, &mut |va, pte| {
             while vmas.next_if(|vma| vma.end <= va).is_some() {}
-            let Some(vma) = vmas.peek().filter(|vma| vma.start <= va) else { return Some(pte) };
+            let Some(vma) = vmas.peek().filter(|vma| vma.start <= va) else {
+                if pte.flags.contains(PteFlags::TRAMPOLINES) {
+                    memory.share(pte.pa);
+                    runs.push(Run { va, pa: pte.pa, pages: 1, flags: pte.flags });
+                }
+                return Some(pte);
+            };
             if vma.flags.intersects(MapFlags::DONTFORK | MapFlags::WIPEONFORK) {
                 return Some(pte);
             }

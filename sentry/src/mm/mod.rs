@@ -4,6 +4,7 @@ pub mod advise;
 pub mod backing;
 pub mod charge;
 mod detach;
+mod direct;
 pub mod fault;
 mod fork;
 mod gaps;

@@ -79,6 +79,9 @@ impl AddressSpace {
     }
 
     fn protect_range(&self, state: &mut State, start: u64, end: u64, prot: Prot) {
+        if prot != Prot::READ | Prot::EXEC {
+            self.undo_direct(state, start, end);
+        }
         let mut changed = Vec::new();
         state.vmas.change_range(start, end, |vma| {
             if vma.prot != prot {
@@ -99,6 +102,7 @@ impl AddressSpace {
             self.pages.update(start, end, &mut |_, mut pte| {
                 let had_write = pte.flags.contains(PteFlags::WRITE);
                 pte.flags -= PteFlags::EXEC | PteFlags::NONE | PteFlags::WRITE;
+                pte.flags.set(PteFlags::PATCHED, pte.flags.contains(PteFlags::PATCHED) && !writable);
                 pte.flags |= entry;
                 // Rights that a fault would only confirm are given at once.
                 let write = if shared {

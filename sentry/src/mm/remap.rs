@@ -99,6 +99,7 @@ impl AddressSpace {
             // In place, where there is room above.
             let new_end = addr.checked_add(new_len).filter(|&e| e <= TASK_SIZE);
             if let Some(new_end) = new_end.filter(|&e| state.vmas.place(e - end, end, e) == Some(end)) {
+                self.make_way(state, end, new_end);
                 state.vmas.grow_up(start, new_end);
                 return Ok((addr, locked.then_some((end, new_end))));
             }
@@ -181,13 +182,21 @@ impl AddressSpace {
         } else if old_len > 0 {
             removed.vmas.extend(state.vmas.remove_range(addr, addr + old_len));
         }
+        self.make_way(state, target, target + new_len);
         state.vmas.insert(vma);
+        state.direct.forget(addr, addr + old_len);
         if old_len == 0 {
             return Ok(());
         }
         let mut moved: Vec<(u64, Pte)> = Vec::new();
         self.pages.update(addr, addr + old_len, &mut |va, pte| {
-            moved.push((va, pte));
+            if pte.flags.contains(PteFlags::PATCHED) {
+                // Its jumps lead from here; the file has the same without them.
+                state.count_out(pte.flags);
+                removed.frames.push(pte.pa);
+            } else {
+                moved.push((va, pte));
+            }
             None
         });
         for (va, pte) in moved {

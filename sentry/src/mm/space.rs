@@ -8,6 +8,7 @@ use bitflags::bitflags;
 use guest_abi::UserAddr;
 use guest_abi::layout::{MMAP_MIN_ADDR, PAGE_SIZE, TASK_SIZE};
 
+use super::direct::{DirectSites, HotCalls};
 use super::fault::Hot;
 use super::image::ImageInfo;
 use super::shared::SharedAnonymous;
@@ -207,6 +208,8 @@ pub struct AddressSpace {
     pub(super) pages: Arc<dyn GuestSpace>,
     pub(super) state: RwLock<State>,
     pub(super) image: Mutex<ImageInfo>,
+    /// Where calls come from.
+    pub(super) hot_calls: HotCalls,
     /// Bits of membarrier(2) commands registered for.
     pub(super) barriers: AtomicU32,
 }
@@ -262,6 +265,7 @@ impl AddressSpace {
             anonymous: 0,
             object_pages: 0,
             peak: 0,
+            direct: DirectSites::default(),
             hot: Arc::new(Mutex::new(Rank::Leaf, Hot::default())),
         };
         Self::from_state(platform.clone(), state, ImageInfo::default())
@@ -276,6 +280,7 @@ impl AddressSpace {
             pages,
             state: RwLock::new(Rank::AddressSpace, state),
             image: Mutex::new(Rank::Leaf, image),
+            hot_calls: HotCalls::default(),
             barriers: AtomicU32::new(0),
         }))
     }
@@ -397,6 +402,7 @@ impl AddressSpace {
             }
             self.unmap_locked(state, addr, addr + len, removed);
         }
+        self.make_way(state, addr, addr + len);
         let once = MapFlags::FIXED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE | MapFlags::LOW;
         state.vmas.insert(Vma {
             start: addr,
@@ -492,18 +498,34 @@ impl AddressSpace {
     }
 
     pub(super) fn unmap_locked(&self, state: &mut State, start: u64, end: u64, removed: &mut Removed) {
+        state.direct.forget(start, end);
         let vmas = state.vmas.remove_range(start, end);
         let (Some(first), Some(last)) = (vmas.first(), vmas.last()) else { return };
         self.drop_entries(state, first.start, last.end, removed);
         removed.vmas.extend(vmas);
     }
 
-    /// Clears all entries in `start..end`.
+    /// Clears all entries in `start..end`, but not trampolines, which no VMA shows.
     pub(super) fn drop_entries(&self, state: &mut State, start: u64, end: u64, removed: &mut Removed) {
+        self.drop_entries_but(state, start, end, PteFlags::TRAMPOLINES, removed);
+    }
+
+    /// Clears the entries in `start..end` that have none of the flags `kept`.
+    pub(super) fn drop_entries_but(
+        &self,
+        state: &mut State,
+        start: u64,
+        end: u64,
+        kept: PteFlags,
+        removed: &mut Removed,
+    ) {
         if state.anonymous + state.object_pages == 0 {
             return;
         }
         self.pages.update(start, end, &mut |_, pte| {
+            if pte.flags.intersects(kept) {
+                return Some(pte);
+            }
             state.count_out(pte.flags);
             if pte.flags.contains(PteFlags::OWNED) {
                 removed.frames.push(pte.pa);
@@ -518,7 +540,8 @@ impl AddressSpace {
         {
             let mut state = self.state.write();
             removed.vmas = state.vmas.take_all();
-            self.drop_entries(&mut state, 0, TASK_SIZE, &mut removed);
+            state.direct = DirectSites::default();
+            self.drop_entries_but(&mut state, 0, TASK_SIZE, PteFlags::empty(), &mut removed);
             (state.brk, state.brk_base) = (0, 0);
         }
         removed.let_go(self.memory());
@@ -620,6 +643,7 @@ impl AddressSpace {
             {
                 return unchanged;
             }
+            self.make_way(state, old, new);
             state.vmas.insert(Vma {
                 start: old,
                 end: new,

@@ -2,6 +2,7 @@
 use std::sync::Arc;
 
 use super::Charge;
+use super::direct::DirectSites;
 use super::fault::Hot;
 use super::space::{MapFlags, SpaceLimits};
 use super::vma::VmaTree;
@@ -27,6 +28,8 @@ pub(super) struct State {
     pub object_pages: u64,
     /// The largest number of present pages seen.
     pub peak: u64,
+    /// Call sites that are direct.
+    pub direct: DirectSites,
     /// Pages written soon after a fork: the next fork copies them at once.
     pub hot: Arc<Mutex<Hot>>,
 }

@@ -225,6 +225,7 @@ impl AddressSpace {
 
     /// Writes regardless of the VMA's rights, breaking copy-on-write privately (ptrace POKE, /proc/PID/mem).
     pub fn write_forced(self: &Arc<Self>, addr: UserAddr, buf: &[u8]) -> Result<()> {
+        self.forbid_direct();
         let done = self.write_with(addr, buf, Access { force: true, ..Access::WRITE });
         if done == buf.len() { Ok(()) } else { Err(Errno::EFAULT) }
     }
@@ -232,6 +233,7 @@ impl AddressSpace {
     /// Reads regardless of PROT_READ (ptrace PEEK, /proc/PID/mem).
     pub fn read_forced(self: &Arc<Self>, addr: UserAddr, buf: &mut [u8]) -> Result<()> {
         let done = self.read_with(addr, buf, Access { force: true, ..Access::READ });
+        self.show_original(addr, buf);
         if done == buf.len() { Ok(()) } else { Err(Errno::EFAULT) }
     }
 

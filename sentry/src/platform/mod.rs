@@ -95,6 +95,10 @@ bitflags! {
         /// The frame belongs to a mapped object (a tmpfs page, shared memory), not to this space alone. Without meaning to
         /// the platform, which keeps the bit.
         const OBJECT = 16;
+        /// The frame is a private copy of program text in which call sites are direct ([`DirectCalls`]).
+        const PATCHED = 32;
+        /// The frame holds trampolines of such sites; it is in no VMA.
+        const TRAMPOLINES = 64;
     }
 }
 
@@ -354,10 +358,35 @@ pub enum Served {
     Held(u64),
 }
 
+/// What makes one system call site direct.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectCall {
+    /// Addresses in the page of the call, and the bytes that replace those there. The first of them is the site, the others are in places
+    /// that are otherwise never executed.
+    pub patches: Vec<(u64, Vec<u8>)>,
+    /// The bytes of the trampoline.
+    pub trampoline: Vec<u8>,
+}
+
+/// Call sites that reach the platform by a jump instead of SYSCALL, through trampolines near them. The pages are the sentry's to make and to
+/// mark ([`PteFlags::PATCHED`], [`PteFlags::TRAMPOLINES`]); what they hold is the platform's.
+pub trait DirectCalls: Send + Sync {
+    /// Bytes of a trampoline, aligned to as many. The first place of each page is not for one.
+    fn trampoline_len(&self) -> u64;
+
+    /// The first bytes of each page of trampolines.
+    fn page_head(&self) -> Vec<u8>;
+
+    /// How to make the call direct that `page`, which is mapped at `base`, makes before `after`, with `number` in RAX, by the trampoline
+    /// at `trampoline`; None if it cannot be proven that the program would not know the difference.
+    fn plan(&self, page: &[u8], base: u64, after: u64, number: u64, trampoline: u64) -> Option<DirectCall>;
+}
+
 /// System calls served while their task stays in the guest: called on another worker than the one whose vCPU runs the task.
 pub trait RequestedCalls: Send + Sync {
-    /// Serves the call of the task that is in the guest on `cpu`, which does not leave it before this returns.
-    fn serve(&self, cpu: usize, nr: u64, args: [u64; 6]) -> Served;
+    /// Serves the call of the task that is in the guest on `cpu`, which does not leave it before this returns. `from` is the address that
+    /// it returns to: what the program says, not to be believed.
+    fn serve(&self, cpu: usize, nr: u64, args: [u64; 6], from: u64) -> Served;
 }
 
 /// The machine.
@@ -396,6 +425,11 @@ pub trait Platform: Send + Sync + 'static {
     /// or on a platform that cannot, every call leaves the guest. Once.
     fn serve_requests(&self, calls: Arc<dyn RequestedCalls>) {
         drop(calls);
+    }
+
+    /// How to make call sites direct, where that is quicker.
+    fn direct_calls(&self) -> Option<&dyn DirectCalls> {
+        None
     }
 
     /// Lets the guest on `cpu` answer system call `nr`, whatever its arguments, by itself with `value`; with None it does no longer. Acts

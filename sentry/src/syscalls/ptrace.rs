@@ -381,6 +381,7 @@ fn process_vm(
             other.write_partial(UserAddr(from), part.get(..got).unwrap_or_default())
         } else {
             let got = other.read_partial(UserAddr(from), part);
+            other.show_original(UserAddr(from), part);
             own.write_partial(UserAddr(to), part.get(..got).unwrap_or_default())
         };
         done += moved as u64;

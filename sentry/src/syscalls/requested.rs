@@ -23,7 +23,7 @@ const MOST_RANDOM: u64 = 4096;
 pub struct Requested(pub Weak<Kernel>);
 
 impl RequestedCalls for Requested {
-    fn serve(&self, cpu: usize, number: u64, args: [u64; 6]) -> Served {
+    fn serve(&self, cpu: usize, number: u64, args: [u64; 6], from: u64) -> Served {
         // The kernel's entry code looks at 32 bits only.
         let number = number & u64::from(u32::MAX);
         if !may_be_served(number, &args) {
@@ -50,6 +50,11 @@ impl RequestedCalls for Requested {
         let me = current_cpu().unwrap_or(0);
         kernel.stats.syscall(me, number);
         kernel.stats.served_inside(me);
+        if let Ok(space) = task.space()
+            && space.note_call(from, number, 1)
+        {
+            kernel.stats.direct_site(me);
+        }
         let restart = result.as_ref().is_err_and(|&e| deliver::asks_for_restart(e));
         let value = result.unwrap_or_else(|e| e.to_rax());
         // What the call itself brought about, a signal to the caller above all, is due before the program goes on.

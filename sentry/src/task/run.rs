@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use guest_abi::UserAddr;
 
+use super::answers::is_answered;
 use super::ptrace::debug::Watch;
 use super::ptrace::{self, flag};
 use super::{Task, exit, rseq, seccomp};
@@ -25,6 +26,8 @@ const PF_PROTECTION_KEY: u32 = 0x20;
 /// Page fault error code: the access was an instruction fetch.
 const PF_EXEC: u32 = 16;
 
+/// For how many calls one that the guest could have answered counts.
+const SAMPLE_WEIGHT: u64 = 32;
 /// RFLAGS.TF.
 const TRAP_FLAG: u64 = 0x100;
 
@@ -132,6 +135,14 @@ fn enter(task: &Arc<Task>) -> Exit {
     task.set_running_on(None);
     if step {
         context.rflags &= !TRAP_FLAG;
+    }
+    if exit == Exit::Syscall && !task.tracing.is_traced() && !task.tracing.watches_calls() {
+        let number = u64::from(context.rax as u32);
+        // Of the calls that the guest answers only samples come here.
+        let weight = if is_answered(number) { SAMPLE_WEIGHT } else { 1 };
+        if space.note_call(context.rip, number, weight) {
+            kernel.stats.direct_site(cpu);
+        }
     }
     *task.context.lock() = context;
     let reason = match exit {

@@ -35,6 +35,7 @@ struct Shard {
     exits: [AtomicU64; ExitReason::ALL.len()],
     inside: AtomicU64,
     answered: AtomicU64,
+    direct_sites: AtomicU64,
 }
 
 /// Counters of one sandbox.
@@ -51,6 +52,7 @@ impl Stats {
             exits: Default::default(),
             inside: AtomicU64::new(0),
             answered: AtomicU64::new(0),
+            direct_sites: AtomicU64::new(0),
         };
         Stats { shards: (0..cpus.max(1)).map(|_| shard()).collect() }
     }
@@ -98,6 +100,16 @@ impl Stats {
     /// System calls that the guest answered by itself.
     pub fn answered_in_guest(&self) -> u64 {
         self.sum(|s| &s.answered)
+    }
+
+    /// Counts a call site that was made direct by worker `cpu`.
+    pub fn direct_site(&self, cpu: usize) {
+        self.add(cpu, |s| &s.direct_sites);
+    }
+
+    /// Call sites made direct.
+    pub fn direct_sites(&self) -> u64 {
+        self.sum(|s| &s.direct_sites)
     }
 
     /// Exits of one kind so far.

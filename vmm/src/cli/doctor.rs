@@ -33,7 +33,7 @@ impl Finding {
 /// Prints the findings; status 0, or 125 where no sandbox can run.
 pub fn doctor(options: &DoctorOptions) -> Result<u8, Failure> {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let trial = KvmPlatform::new(Config { cpus, memory_limit: TRIAL_MEMORY, service: Service::Off });
+    let trial = KvmPlatform::new(Config { cpus, memory_limit: TRIAL_MEMORY, service: Service::Off, rewrite: true });
     let platform = match trial {
         Ok(platform) => platform,
         Err(why) if options.json => {

@@ -87,6 +87,9 @@ pub struct RunOptions {
     /// Whether idle CPUs of the sandbox serve system calls of programs on the others, which then need not leave the guest
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub service: ServiceMode,
+    /// Never replace system call instructions of programs by jumps, which are quicker on some hosts
+    #[arg(long)]
+    pub no_rewrite: bool,
     /// Kill everything after this time (500ms, 10s, 2m, 1h; seconds without a unit); the exit status is then 124
     #[arg(long, value_name = "DUR", value_parser = value::duration)]
     pub timeout: Option<Duration>,

@@ -17,6 +17,8 @@ struct Report {
     served_inside: u64,
     /// System calls that the guest answered by itself.
     answered_in_guest: u64,
+    /// Call sites of programs that were made direct.
+    direct_sites: u64,
     context_switches: u64,
     syscalls: Vec<Count>,
     absent_syscalls: Vec<Count>,
@@ -55,6 +57,7 @@ pub fn report(kernel: &Kernel, format: StatsFormat) -> String {
         exits: exits.filter(|c| c.count > 0).collect(),
         served_inside: stats.inside(),
         answered_in_guest: stats.answered_in_guest(),
+        direct_sites: stats.direct_sites(),
         context_switches: kernel.sched.context_switches(),
         syscalls,
         absent_syscalls: absent,
@@ -90,6 +93,7 @@ fn text(report: &Report) -> String {
     section("absent system calls (ENOSYS)", &report.absent_syscalls);
     let _ = writeln!(out, "system calls served without an exit: {}", report.served_inside);
     let _ = writeln!(out, "system calls answered in the guest: {}", report.answered_in_guest);
+    let _ = writeln!(out, "call sites made direct: {}", report.direct_sites);
     let _ = writeln!(out, "page faults: {}", report.page_faults);
     let _ = writeln!(out, "context switches: {}", report.context_switches);
     let _ = writeln!(out, "processes and threads made: {}", report.processes_made);

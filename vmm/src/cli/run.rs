@@ -87,6 +87,7 @@ fn config(options: &RunOptions, trace: Option<Trace>) -> Result<SandboxConfig, F
             ServiceMode::Always => Service::Always,
             ServiceMode::Off => Service::Off,
         },
+        rewrite: !options.no_rewrite,
         timeout: options.timeout,
         trace,
         refusal: if options.log >= log::LevelFilter::Debug { Refusal::Report } else { Refusal::Kill },

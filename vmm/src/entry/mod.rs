@@ -4,6 +4,7 @@
 //! A vCPU has one chain of tables for the region, which the last lower-half entry of each top-level table it uses leads to.
 //! Everything but the stack and the mailbox is shared by all vCPUs.
 pub mod decode;
+pub mod direct;
 pub mod operand;
 mod places;
 pub mod stub;

@@ -13,6 +13,8 @@
 //! | [`SEQUENCE`] | the stub | one more with each request |
 //! | [`RCX`], [`R11`] | the stub | where the program goes on, and its flags |
 //! | [`ANSWER`] | the stub | the answer that it is about to give |
+//! | [`SAMPLE`] | both | answers left until the host is to see a call |
+//! | [`RSP`] and below [`STACK`] | the stub | the program's stack pointer and flags in a direct call |
 //! | from [`ANSWERED`] on | the stub; the host takes them | how often the call of this number was answered |
 //!
 //! The answers stand in the mailbox page, which the program can only read: from word [`ANSWERS`] on one for each number below
@@ -59,6 +61,12 @@ pub const RCX: usize = 16;
 pub const R11: usize = 17;
 /// The result of a call that the stub answers.
 pub const ANSWER: usize = 19;
+/// Answers left before a call that has one leaves the guest all the same, so that the host sees where it comes from. Not for direct calls.
+pub const SAMPLE: usize = 20;
+/// The program's stack pointer, while a direct call has its flags on a stack of its own.
+pub const RSP: usize = 21;
+/// The top of that stack.
+const STACK: usize = 32;
 /// Calls answered, from here on one word for each number below [`ANSWERABLE`].
 pub const ANSWERED: usize = 256;
 /// Word of the mailbox page: the answer to call 0.
@@ -97,12 +105,16 @@ pub struct Stub {
     pub out: u64,
     /// After the `out`; in ring0 mode the SYSRET by which the host may resume a program.
     pub after_out: u64,
-    /// R11 has been saved, by a call that has an answer.
-    answering: u64,
-    /// The answer has been counted: it will be given.
-    counted: u64,
-    /// After the code that gives answers.
-    answered: u64,
+    /// The code that gives answers, to SYSCALL and to direct calls.
+    answers: [Answers; 2],
+    /// Where direct calls arrive.
+    pub direct: u64,
+    /// Their stack is not the program's from here.
+    switched: u64,
+    /// It is again, and RCX and R11 are as SYSCALL leaves them.
+    arrived: u64,
+    /// After the code of direct calls.
+    direct_end: u64,
     /// R11 has been saved.
     saved: u64,
     /// The request has been made.
@@ -113,6 +125,27 @@ pub struct Stub {
     plain: u64,
     /// After the last instruction.
     end: u64,
+}
+
+/// Places in the code that gives an answer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Answers {
+    /// R11 has been saved.
+    answering: u64,
+    /// The answer has been counted: it will be given.
+    counted: u64,
+    /// After the code.
+    end: u64,
+}
+
+impl Answers {
+    fn holds(&self, rip: u64) -> bool {
+        (self.answering..self.end).contains(&rip)
+    }
+
+    fn given(&self, rip: u64) -> bool {
+        (self.counted..self.end).contains(&rip)
+    }
 }
 
 /// What a program interrupted in the stub was at.
@@ -128,6 +161,10 @@ pub struct Place {
     pub done: bool,
     /// The stub has answered the call; the result is in [`ANSWER`].
     pub answered: bool,
+    /// A direct call has begun, R11 does not hold the flags yet.
+    pub arriving: bool,
+    /// RSP is in its word.
+    pub switched: bool,
 }
 
 impl Stub {
@@ -139,18 +176,20 @@ impl Stub {
 
     /// Whether `rip` lies in the code.
     pub fn contains(&self, rip: u64) -> bool {
-        (self.entry..self.end).contains(&rip)
+        (self.entry..self.direct_end).contains(&rip) && rip != self.end
     }
 
     /// What the program was at when it was interrupted at `rip`, which lies in the code.
     pub fn place(&self, rip: u64) -> Place {
         let done = (self.done..self.plain).contains(&rip);
         Place {
-            rcx_saved: rip > self.entry && rip < self.out,
-            r11_saved: (self.answering..self.answered).contains(&rip) || (self.saved..=self.plain).contains(&rip),
+            rcx_saved: (rip > self.entry && rip < self.out) || (rip > self.arrived && rip < self.direct_end),
+            r11_saved: self.answers.iter().any(|a| a.holds(rip)) || (self.saved..=self.plain).contains(&rip),
             requested: (self.requested..self.done).contains(&rip),
             done,
-            answered: (self.counted..self.answered).contains(&rip),
+            answered: self.answers.iter().any(|a| a.given(rip)),
+            arriving: (self.direct..self.arrived).contains(&rip),
+            switched: (self.switched..self.arrived).contains(&rip),
         }
     }
 }
@@ -190,6 +229,42 @@ impl Writer {
         self.0.add_instruction(Instruction::with2(Code::Xchg_rm64_r64, memory(word), Register::RCX)?)
     }
 
+    /// Answers a call whose number is small and has an answer, others go to `ask`. With `sample` so does the last of a number of them,
+    /// with R11 saved. RCX is saved.
+    fn answer(
+        &mut self,
+        [small, answering, counted]: [&mut CodeLabel; 3],
+        ask: CodeLabel,
+        sample: Option<CodeLabel>,
+        mode: TrapMode,
+    ) -> Result<(), IcedError> {
+        self.0.mov(rcx, rax)?;
+        self.0.mov(cl, 0)?;
+        self.0.jrcxz(*small)?;
+        self.0.jmp(ask)?;
+        self.0.set_label(small)?;
+        self.address(Register::RCX, MAILBOX_PAGE + 8 * ANSWERS as u64)?;
+        self.0.mov(rcx, qword_ptr(rcx + rax * 8))?;
+        self.0.jrcxz(ask)?;
+        self.store(R11, Register::R11)?;
+        self.0.set_label(answering)?;
+        self.0.lea(rcx, rcx - 1)?;
+        self.store(ANSWER, Register::RCX)?;
+        if let Some(plain) = sample {
+            self.load(Register::RCX, SAMPLE)?;
+            self.0.jrcxz(plain)?;
+            self.0.lea(rcx, rcx - 1)?;
+            self.store(SAMPLE, Register::RCX)?;
+        }
+        self.address(Register::R11, REQUEST_PAGE + 8 * ANSWERED as u64)?;
+        self.0.mov(rcx, qword_ptr(r11 + rax * 8))?;
+        self.0.lea(rcx, rcx + 1)?;
+        self.0.mov(qword_ptr(r11 + rax * 8), rcx)?;
+        self.0.set_label(counted)?;
+        self.load(Register::RAX, ANSWER)?;
+        self.back(mode)
+    }
+
     fn address(&mut self, to: Register, va: u64) -> Result<(), IcedError> {
         self.0.add_instruction(Instruction::with2(Code::Lea_r64_m, to, at(va))?)
     }
@@ -219,10 +294,11 @@ pub fn assemble(mode: TrapMode) -> Result<Stub, IcedError> {
         TrapMode::Ring3 => ENTRY_PAGE,
     };
     let mut w = Writer(CodeAssembler::new(64)?);
-    let mut labels: [CodeLabel; 16] = core::array::from_fn(|_| w.0.create_label());
+    let mut labels: [CodeLabel; 23] = core::array::from_fn(|_| w.0.create_label());
     let [saved, requested, spin, wait, done, plain, restored, out, after_out, again, no_trap, end, rest @ ..] =
         &mut labels;
-    let [small, answering, counted, ask] = rest;
+    let [small, answering, counted, ask, direct, switched, arrived, direct_end, rest @ ..] = rest;
+    let [direct_small, direct_answering, direct_counted] = rest;
 
     w.store(RCX, Register::RCX)?;
     // A program that single-steps is to meet its trap after the call: bit 8 of the flags to the top of a byte.
@@ -235,26 +311,7 @@ pub fn assemble(mode: TrapMode) -> Result<Stub, IcedError> {
     w.0.jrcxz(*no_trap)?;
     w.0.jmp(*restored)?;
     w.0.set_label(no_trap)?;
-    w.0.mov(rcx, rax)?;
-    w.0.mov(cl, 0)?;
-    w.0.jrcxz(*small)?;
-    w.0.jmp(*ask)?;
-    w.0.set_label(small)?;
-    w.address(Register::RCX, MAILBOX_PAGE + 8 * ANSWERS as u64)?;
-    w.0.mov(rcx, qword_ptr(rcx + rax * 8))?;
-    w.0.jrcxz(*ask)?;
-    w.store(R11, Register::R11)?;
-    w.0.set_label(answering)?;
-    w.0.lea(rcx, rcx - 1)?;
-    w.store(ANSWER, Register::RCX)?;
-    w.address(Register::R11, REQUEST_PAGE + 8 * ANSWERED as u64)?;
-    w.0.mov(rcx, qword_ptr(r11 + rax * 8))?;
-    w.0.lea(rcx, rcx + 1)?;
-    w.0.mov(qword_ptr(r11 + rax * 8), rcx)?;
-    w.0.set_label(counted)?;
-    w.load(Register::RAX, ANSWER)?;
-    w.back(mode)?;
-
+    w.answer([small, answering, counted], *ask, Some(*plain), mode)?;
     w.0.set_label(ask)?;
     w.load(Register::RCX, POLLED)?;
     w.0.jrcxz(*restored)?;
@@ -313,15 +370,34 @@ pub fn assemble(mode: TrapMode) -> Result<Stub, IcedError> {
     w.0.set_label(end)?;
     w.0.nop()?;
 
+    // From a trampoline, with RCX as SYSCALL leaves it. A program that single-steps met its trap there.
+    w.0.set_label(direct)?;
+    w.store(RSP, Register::RSP)?;
+    w.address(Register::RSP, REQUEST_PAGE + 8 * STACK as u64)?;
+    w.0.set_label(switched)?;
+    w.0.pushfq()?;
+    w.0.pop(r11)?;
+    w.load(Register::RSP, RSP)?;
+    w.0.set_label(arrived)?;
+    w.store(RCX, Register::RCX)?;
+    w.answer([direct_small, direct_answering, direct_counted], *ask, None, mode)?;
+    w.0.set_label(direct_end)?;
+    w.0.nop()?;
+
     let block = w.0.assemble_options(entry, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
     let at = |label: &CodeLabel| block.label_ip(label);
+    let answers = |answering, counted, end| -> Result<Answers, IcedError> {
+        Ok(Answers { answering: at(answering)?, counted: at(counted)?, end: at(end)? })
+    };
     Ok(Stub {
         entry,
         out: at(out)?,
         after_out: at(after_out)?,
-        answering: at(answering)?,
-        counted: at(counted)?,
-        answered: at(ask)?,
+        answers: [answers(answering, counted, ask)?, answers(direct_answering, direct_counted, direct_end)?],
+        direct: at(direct)?,
+        switched: at(switched)?,
+        arrived: at(arrived)?,
+        direct_end: at(direct_end)?,
         saved: at(saved)?,
         requested: at(requested)?,
         done: at(done)?,
@@ -339,20 +415,35 @@ mod tests {
     fn every_place_tells_where_the_registers_are() {
         for mode in [TrapMode::Ring0, TrapMode::Ring3] {
             let stub = Stub::new(mode);
-            assert_eq!(stub.end - stub.entry + 1, stub.code.len() as u64);
+            assert_eq!(stub.direct_end - stub.entry + 1, stub.code.len() as u64);
             assert!(stub.code.len() < 0x400 - 8, "{}", stub.code.len());
             let place = |rip| stub.place(rip);
-            let intact = Place { rcx_saved: false, r11_saved: false, requested: false, done: false, answered: false };
+            let intact = Place {
+                rcx_saved: false,
+                r11_saved: false,
+                requested: false,
+                done: false,
+                answered: false,
+                arriving: false,
+                switched: false,
+            };
             assert_eq!(place(stub.entry), intact);
             assert_eq!(place(stub.out), intact);
             let saved = Place { rcx_saved: true, r11_saved: true, ..intact };
-            assert_eq!(place(stub.answering), saved);
-            assert_eq!(place(stub.counted), Place { answered: true, ..saved });
-            assert_eq!(place(stub.answered), Place { rcx_saved: true, ..intact });
+            for a in stub.answers {
+                assert_eq!(place(a.answering), saved);
+                assert_eq!(place(a.counted), Place { answered: true, ..saved });
+            }
+            assert_eq!(place(stub.answers[0].end), Place { rcx_saved: true, ..intact });
+            assert_eq!(place(stub.direct), Place { arriving: true, ..intact });
+            assert_eq!(place(stub.switched), Place { arriving: true, switched: true, ..intact });
+            assert_eq!(place(stub.arrived), intact);
+            assert_eq!(place(stub.arrived + 7), Place { rcx_saved: true, ..intact });
             assert_eq!(place(stub.requested), Place { requested: true, ..saved });
             assert_eq!(place(stub.done), Place { done: true, ..saved });
             assert!(!place(stub.plain).done && place(stub.plain).rcx_saved && place(stub.plain).r11_saved);
-            assert!(stub.contains(stub.out) && !stub.contains(stub.end));
+            assert!(stub.contains(stub.out) && stub.contains(stub.direct));
+            assert!(!stub.contains(stub.end) && !stub.contains(stub.direct_end));
         }
     }
 }

@@ -77,6 +77,8 @@ pub struct SandboxConfig {
     pub memory: Option<u64>,
     /// Whether idle workers serve calls of tasks that stay in the guest.
     pub service: Service,
+    /// Whether hot call sites may be made direct.
+    pub rewrite: bool,
     /// Life span.
     pub timeout: Option<Duration>,
     /// System call trace.
@@ -137,7 +139,12 @@ impl Sandbox {
         let claim = claim.map_err(SandboxError::Control)?;
         let reactor = Reactor::new().map_err(|e| SandboxError::host("make the reactor", &e))?;
         let memory_limit = config.memory.unwrap_or_else(default_memory);
-        let platform = KvmPlatform::new(Config { cpus: config.cpus, memory_limit, service: config.service })?;
+        let platform = KvmPlatform::new(Config {
+            cpus: config.cpus,
+            memory_limit,
+            service: config.service,
+            rewrite: config.rewrite,
+        })?;
         let clock = reactor.clone();
         platform.set_deadline_sink(Box::new(move |at| clock.set_deadline(at)));
 

@@ -8,6 +8,7 @@ use sentry::platform::{Exit, GuestSpace as _, Memory as _, PhysAddr, PteFlags, T
 use super::Machine;
 use super::requests::{Requests, Service};
 use super::signal::Kick;
+use crate::entry::direct::{self, Site};
 use crate::entry::stub::{self, Stub};
 use crate::entry::tables::{GDT_LIMIT, KERNEL_CS, TSS_LIMIT, TSS_SELECTOR, USER_CS, USER_SS, has_error_code};
 use crate::entry::{
@@ -39,6 +40,9 @@ const ERROR_IDT: u32 = 2;
 const USER_FLAGS: u64 = 0x0025_0dd5;
 /// Always set in ring 3: IF, and bit 1.
 const FIXED_FLAGS: u64 = 0x202;
+/// Answered calls before the first one that leaves the guest as a sample, and the most.
+const FIRST_SAMPLE: u64 = 64;
+const LAST_SAMPLE: u64 = 1 << 20;
 /// An exception frame on the ring-0 stack page, in 64-bit words from the page's start.
 mod frame {
     pub const RSP: usize = 510;
@@ -96,6 +100,10 @@ pub struct Guest {
     stub: Stub,
     xcr0: u64,
     number: u32,
+    /// Answers until the next sample, as they were counted last.
+    sample: u64,
+    /// Sites made direct by then.
+    planned: u64,
     /// The vCPU's registers are to be set up anew.
     lost: bool,
     /// At the last system call KVM reported the address after the `out`, not that of the `out`.
@@ -150,6 +158,8 @@ impl Guest {
             stub: Stub::new(mode),
             xcr0,
             number,
+            sample: FIRST_SAMPLE,
+            planned: 0,
             lost: true,
             out_advanced: false,
         };
@@ -234,10 +244,12 @@ impl Guest {
         if !self.resident.load(&self.vcpu, cpu, fpu, &machine.format) {
             return Exit::Broken("KVM refused the extended state");
         }
-        if self.space != space.id() {
+        let fresh = self.space != space.id();
+        if fresh {
             // What one program asked for is not another's to read.
             (0..512).for_each(|w| machine.memory.table_write(self.chain.requests, w, 0));
         }
+        self.sample(machine, fresh);
         self.load(machine.mode, root, space.id(), ctx);
         if let Some((service, requests)) = service {
             requests.open(&machine.memory, service);
@@ -251,6 +263,25 @@ impl Guest {
             self.lost = true;
         }
         exit
+    }
+
+    /// Sees to it that answered calls leave the guest now and then, so that their sites can be made direct; ever more seldom, since some
+    /// cannot.
+    fn sample(&mut self, machine: &Machine, fresh: bool) {
+        let (memory, page) = (&*machine.memory, self.chain.requests);
+        let used_up = memory.table_read(page, stub::SAMPLE) == 0;
+        if fresh || used_up {
+            self.sample = match &machine.direct {
+                None => u64::MAX >> 1,
+                // It pays: there may be more.
+                Some(d) if fresh || d.planned() != self.planned => {
+                    self.planned = d.planned();
+                    FIRST_SAMPLE
+                }
+                Some(_) => (self.sample * 2).min(LAST_SAMPLE),
+            };
+            memory.table_write(page, stub::SAMPLE, self.sample);
+        }
     }
 
     /// Puts the task's registers into the vCPU.
@@ -391,7 +422,13 @@ impl Guest {
                     }
                     if kick.take() {
                         self.store(ctx);
-                        return if in_stub { self.leave_stub(machine, requests, ctx) } else { Exit::Interrupted };
+                        if in_stub {
+                            return self.leave_stub(machine, requests, ctx);
+                        }
+                        return match direct_site(machine, space, ctx.rip) {
+                            Some(site) => leave_trampoline(site, ctx),
+                            None => Exit::Interrupted,
+                        };
                     }
                 }
                 RunExit::Fault(at) => {
@@ -418,6 +455,12 @@ impl Guest {
         let memory = &*machine.memory;
         let served = requests.and_then(|r| r.close(memory)).filter(|_| place.requested || place.done);
         let word = |w| memory.table_read(self.chain.requests, w);
+        if place.arriving {
+            ctx.r11 = ctx.rflags & !RF;
+            if place.switched {
+                ctx.rsp = word(stub::RSP);
+            }
+        }
         if place.rcx_saved {
             ctx.rcx = word(stub::RCX);
         }
@@ -476,6 +519,17 @@ impl Guest {
             log::error!("exception {vector} (error {error:#x}) in ring 0 at {:#x}", ctx.rip);
             return Exit::Broken("an exception in ring 0");
         }
+        // A program steps through its calls, and has met a trampoline.
+        if vector == 1
+            && let Some(site) = direct_site(machine, space, ctx.rip)
+        {
+            let Some(number) = site.number.filter(|_| ctx.rip.is_multiple_of(direct::STRIDE)) else {
+                return leave_trampoline(site, ctx);
+            };
+            // After the move, before the SYSCALL.
+            ctx.rax = number.into();
+            ctx.rip = site.after.wrapping_sub(2);
+        }
         // `int n` through a gate of DPL 0 is #GP with an error code that names the gate; some KVMs deliver #UD, some
         // emulators another code.
         if vector == 6 || (vector == 13 && error & ERROR_IDT != 0) {
@@ -495,6 +549,38 @@ fn syscall(ctx: &mut UserContext) -> Exit {
     ctx.rip = ctx.rcx;
     ctx.rflags = user_flags(ctx.r11);
     Exit::Syscall
+}
+
+/// The call that a program has begun whose RIP is in a trampoline, or at the jump that leads from padding to one.
+fn direct_site(machine: &Machine, space: &KvmSpace, rip: u64) -> Option<Site> {
+    machine.direct.as_ref()?;
+    let marked = |va: u64, mark: PteFlags| space.lookup(va).is_some_and(|pte| pte.flags.contains(mark));
+    let trampoline = |at: u64| {
+        let mut code = [0; direct::STRIDE as usize];
+        let len = fetch(machine, space, at, &mut code);
+        direct::site(at, &code[..len])
+    };
+    if marked(rip, PteFlags::TRAMPOLINES) {
+        return trampoline(rip & !(direct::STRIDE - 1));
+    }
+    if !marked(rip, PteFlags::PATCHED) {
+        return None;
+    }
+    let mut code = [0; 5];
+    let len = fetch(machine, space, rip, &mut code);
+    let at = direct::target(rip, &code[..len]).filter(|at| marked(*at, PteFlags::TRAMPOLINES))?;
+    // A number's jump is where the program has its move, which has not been executed.
+    trampoline(at).filter(|site| site.number.is_none())
+}
+
+/// Ends by hand what the jump of a direct call has begun.
+fn leave_trampoline(site: Site, ctx: &mut UserContext) -> Exit {
+    if let Some(number) = site.number {
+        ctx.rax = number.into();
+    }
+    ctx.rcx = site.after;
+    ctx.r11 = ctx.rflags & !RF;
+    syscall(ctx)
 }
 
 /// The address by which the program reached memory that the host cannot supply: at `at`, or in any file window if KVM does not

@@ -13,6 +13,7 @@ use kvm_ioctls::VmFd;
 use parking_lot::{Mutex, MutexGuard};
 use sentry::platform::{Exit, RequestedCalls, UserContext};
 
+use crate::entry::direct::Trampolines;
 use crate::entry::{SharedPages, TrapMode};
 use crate::fpu::{Format, KvmFpu, Resident};
 use crate::kvm::cpuid::GuestCpuid;
@@ -41,6 +42,8 @@ pub struct Machine {
     pub out_advances: bool,
     /// Whether the guest's debug registers act.
     pub debug_registers: bool,
+    /// How call sites become direct, if they may.
+    pub direct: Option<Trampolines>,
     /// What images of extended state look like.
     pub format: Arc<Format>,
 }

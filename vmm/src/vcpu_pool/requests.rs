@@ -252,7 +252,7 @@ impl Requests {
         let word = |w| memory.table_read(page, w);
         let args = core::array::from_fn(|i| word(stub::ARGS + i));
         let (sequence, call) = (word(stub::SEQUENCE), word(stub::CALL));
-        let (end, result) = match calls.serve(cpu, call, args) {
+        let (end, result) = match calls.serve(cpu, call, args, word(stub::RCX)) {
             Served::Refused => (state::REFUSED, None),
             Served::Done(result) => (state::DONE, Some(result)),
             Served::Held(result) => (state::HELD, Some(result)),

@@ -11,6 +11,9 @@ use crate::signal::{Sender, Signal, info, send_to_task};
 use crate::{Errno, Result};
 
 fn link(tracee: &Arc<Task>, tracer: &Arc<Task>, flags: u32, options: u32, _kinship: &Kinship<'_>) {
+    if let Ok(space) = tracee.space() {
+        space.forbid_direct();
+    }
     let key = tracer.group().tracees.add(tracee);
     let relation = Relation { tracer: Arc::downgrade(tracer), key, options, message: 0, stop: None, waker: None };
     tracee.tracing.state.lock().relation = Some(Box::new(relation));
