@@ -13,6 +13,7 @@ use crate::fs::tmpfs::TmpShared;
 use crate::futex::Futexes;
 use crate::loader::vdso::Vdso;
 use crate::lock::{Mutex, MutexGuard, Rank};
+use crate::ns::Owner;
 use crate::ns::net::NetNamespace;
 use crate::ns::ucounts::Ucounts;
 use crate::ns::uts::UtsNamespace;
@@ -144,7 +145,7 @@ impl Kernel {
             in_guest: InGuest::new(platform.cpus()),
             root_pid_ns,
             uts: Arc::new(UtsNamespace::new(config.hostname.clone())),
-            net: NetNamespace::new(None),
+            net: NetNamespace::new(Owner::initial()),
             ucounts: Ucounts::new(&platform),
             pending_counts: PendingCounts::new(&platform),
             futexes: Futexes::default(),

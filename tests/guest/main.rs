@@ -31,6 +31,7 @@ mod signals;
 mod sys;
 mod threads;
 mod time;
+mod user_namespaces;
 
 /// A case: its name and its code, which panics on failure.
 type Case = (&'static str, fn());
@@ -44,6 +45,7 @@ const AREAS: &[&[Case]] = &[
     ptrace::CASES,
     pidns::CASES,
     namespaces::CASES,
+    user_namespaces::CASES,
     pidfd::CASES,
     threads::CASES,
     seccomp::CASES,

@@ -6,6 +6,7 @@ use super::proc::ProcFs;
 use super::pts::DevPts;
 use super::sys::SysFs;
 use super::tmpfs::{TmpFs, TmpfsOptions};
+use crate::ns::user_namespace::IdKind;
 use crate::task::Task;
 use crate::vfs::FileSystem;
 use crate::{Errno, Result};
@@ -45,6 +46,10 @@ fn tmpfs_options(task: &Task, data: &[u8]) -> Result<TmpfsOptions> {
     let mut options = TmpfsOptions { uid: credentials.fsuid, gid: credentials.fsgid, ..TmpfsOptions::default() };
     let memory = task.kernel().platform.memory().limit();
     let text = core::str::from_utf8(data).map_err(|_| Errno::EINVAL)?;
+    let id = |text: &str, kind| {
+        let id = text.parse().map_err(|_| Errno::EINVAL)?;
+        credentials.user_ns.to_initial(kind, id).ok_or(Errno::EINVAL)
+    };
     for option in text.split(',').filter(|o| !o.is_empty()) {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
         match name {
@@ -53,8 +58,8 @@ fn tmpfs_options(task: &Task, data: &[u8]) -> Result<TmpfsOptions> {
             "nr_blocks" => options.size = Some(size(value, memory)?.saturating_mul(4096)),
             "nr_inodes" => options.inodes = Some(size(value, memory)?).filter(|&n| n > 0),
             "mode" => options.mode = u32::from_str_radix(value, 8).map_err(|_| Errno::EINVAL)? & 0o7777,
-            "uid" => options.uid = value.parse().map_err(|_| Errno::EINVAL)?,
-            "gid" => options.gid = value.parse().map_err(|_| Errno::EINVAL)?,
+            "uid" => options.uid = id(value, IdKind::User)?,
+            "gid" => options.gid = id(value, IdKind::Group)?,
             "inode64" | "inode32" => {}
             "huge" if value == "never" => {}
             _ => return Err(Errno::EINVAL),

@@ -136,7 +136,7 @@ impl Builder {
         let top = detached.root_path();
         let inside = Lookup::new(FsState { cwd: top.clone(), root: top, umask: 0 }, &self.caller);
         let from = resolve(&inside, None, &bind.file, LookupFlags::empty())?;
-        self.ns.bind(&from, &target, false)?.set_flags(flags);
+        self.ns.bind(&from, &target, false)?.set_flags(flags)?;
         Ok(())
     }
 }

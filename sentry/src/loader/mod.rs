@@ -74,6 +74,11 @@ fn set_ids(file: &File, caller: &Credentials) -> (Option<u32>, Option<u32>) {
     }
     let Ok((mode, uid, gid)) = path.inode().access_attr() else { return (None, None) };
     const S_IXGRP: u32 = 0o010;
+    // Set-id bits speak of users whom the caller's user namespace knows, on a mount that is its own (mnt_may_suid in Linux).
+    let within = path.mount.namespace().is_none_or(|ns| caller.user_ns.is_within(&ns.owner.user_ns));
+    if !within || !caller.user_ns.knows(uid, gid) {
+        return (None, None);
+    }
     let by_group = S_ISGID | S_IXGRP;
     ((mode & S_ISUID != 0).then_some(uid), (mode & by_group == by_group).then_some(gid))
 }
@@ -92,7 +97,7 @@ pub fn load(request: LoadRequest<'_>) -> Result<Loaded> {
         argv: request.argv,
         envp: request.envp,
         credentials: &credentials,
-        watched: task.tracing.tracer().is_some_and(|t| !t.credentials().has(Caps::SYS_PTRACE)),
+        watched: task.tracing.tracer().is_some_and(|t| !t.credentials().has_in(&credentials.user_ns, Caps::SYS_PTRACE)),
         limits: space_limits(task),
         randomize: task.group().personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE == 0,
         vdso: task.kernel().vdso.as_ref(),
@@ -194,7 +199,7 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
     let brk = main.brk + random(18) * guest_abi::layout::PAGE_SIZE;
     space.set_brk_base(UserAddr(brk));
 
-    let ignored = program.watched && !program.credentials.has(Caps::SETUID);
+    let ignored = program.watched && !program.credentials.has_in_own(Caps::SETUID);
     let (uid, gid) = if ignored { (None, None) } else { set_ids(&file, program.credentials) };
     let (c, secure) = program.credentials.for_exec(uid, gid);
     let (hwcap, hwcap2) = program.platform.hwcap();
@@ -215,10 +220,10 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
         (auxvec::AT_BASE, base),
         (auxvec::AT_FLAGS, 0),
         (auxvec::AT_ENTRY, main.entry),
-        (auxvec::AT_UID, c.uid.into()),
-        (auxvec::AT_EUID, c.euid.into()),
-        (auxvec::AT_GID, c.gid.into()),
-        (auxvec::AT_EGID, c.egid.into()),
+        (auxvec::AT_UID, c.user_ns.shown_user(c.uid).into()),
+        (auxvec::AT_EUID, c.user_ns.shown_user(c.euid).into()),
+        (auxvec::AT_GID, c.user_ns.shown_group(c.gid).into()),
+        (auxvec::AT_EGID, c.user_ns.shown_group(c.egid).into()),
         (auxvec::AT_SECURE, secure.into()),
         (auxvec::AT_HWCAP2, hwcap2),
         (auxvec::AT_RSEQ_FEATURE_SIZE, rseq::FEATURE_SIZE.into()),

@@ -1,17 +1,18 @@
 //! The cgroup namespace (cgroup_namespaces(7)). There is one cgroup, the root, which looks the same from every namespace: only
 //! the identity can be told.
-use super::ucounts::Charge;
+use super::Owner;
 
 /// A cgroup namespace.
 pub struct CgroupNamespace {
     number: u64,
-    _charge: Option<Charge>,
+    /// Whose capabilities count.
+    pub owner: Owner,
 }
 
 impl CgroupNamespace {
     /// A namespace with a number of its own.
-    pub fn new(charge: Option<Charge>) -> CgroupNamespace {
-        CgroupNamespace { number: super::next_number(), _charge: charge }
+    pub fn new(owner: Owner) -> CgroupNamespace {
+        CgroupNamespace { number: super::next_number(), owner }
     }
 
     /// Its number.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-use super::ucounts::Charge;
+use super::Owner;
 use crate::lock::{Mutex, Rank};
 
 /// A bound socket as the tables hold it; `socket` downcasts it.
@@ -31,7 +31,8 @@ pub struct PortUse {
 /// Bindings of one network namespace.
 pub struct NetNamespace {
     number: u64,
-    _charge: Option<Charge>,
+    /// Whose capabilities count.
+    pub owner: Owner,
     /// Abstract AF_UNIX names (without the leading NUL).
     pub abstract_names: Mutex<HashMap<Vec<u8>, Bound>>,
     /// TCP ports.
@@ -42,10 +43,10 @@ pub struct NetNamespace {
 
 impl NetNamespace {
     /// A namespace with a loopback interface and no bindings.
-    pub fn new(charge: Option<Charge>) -> Arc<NetNamespace> {
+    pub fn new(owner: Owner) -> Arc<NetNamespace> {
         Arc::new(NetNamespace {
             number: super::next_number(),
-            _charge: charge,
+            owner,
             abstract_names: Mutex::new(Rank::Leaf, HashMap::new()),
             tcp: Mutex::new(Rank::Leaf, HashMap::new()),
             udp: Mutex::new(Rank::Leaf, HashMap::new()),

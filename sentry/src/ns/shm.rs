@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use guest_abi::layout::PAGE_SIZE;
 
 use super::user::{Caps, Credentials};
+use super::user_namespace::UserNamespace;
 use crate::lock::{Mutex, Rank};
 use crate::mm::backing::{Mappable, MappedPage};
 use crate::mm::shared::SharedAnonymous;
@@ -159,6 +160,8 @@ struct Table {
 pub struct Segments {
     this: Weak<Segments>,
     serial: u64,
+    /// Whose capabilities count.
+    user_ns: Arc<UserNamespace>,
     table: Mutex<Table>,
 }
 
@@ -186,7 +189,7 @@ impl Segment {
     }
 
     /// ipcperms: whether the access bits in `wanted` (those of any class count) are granted.
-    fn permits(&self, by: &Credentials, wanted: u32) -> Result<()> {
+    fn permits(&self, by: &Credentials, owner: &Arc<UserNamespace>, wanted: u32) -> Result<()> {
         let s = &self.stat;
         let wanted = (wanted >> 6) | (wanted >> 3) | wanted;
         let granted = if by.euid == s.cuid || by.euid == s.uid {
@@ -196,7 +199,7 @@ impl Segment {
         } else {
             s.mode
         };
-        if wanted & !granted & 0o7 != 0 && !by.has(Caps::IPC_OWNER) { Err(Errno::EACCES) } else { Ok(()) }
+        if wanted & !granted & 0o7 != 0 && !by.has_in(owner, Caps::IPC_OWNER) { Err(Errno::EACCES) } else { Ok(()) }
     }
 
     fn owned(&self, by: &Credentials) -> bool {
@@ -204,8 +207,8 @@ impl Segment {
     }
 
     /// EPERM unless the caller owns it or administers the system.
-    fn changeable(&self, by: &Credentials) -> Result<()> {
-        if self.owned(by) || by.has(Caps::SYS_ADMIN) { Ok(()) } else { Err(Errno::EPERM) }
+    fn changeable(&self, by: &Credentials, owner: &Arc<UserNamespace>) -> Result<()> {
+        if self.owned(by) || by.has_in(owner, Caps::SYS_ADMIN) { Ok(()) } else { Err(Errno::EPERM) }
     }
 }
 
@@ -242,10 +245,15 @@ impl Table {
 
 impl Segments {
     /// None yet.
-    pub fn new() -> Arc<Segments> {
+    pub fn new(user_ns: Arc<UserNamespace>) -> Arc<Segments> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
-        Arc::new_cyclic(|this| Segments { this: this.clone(), serial, table: Mutex::new(Rank::Leaf, Table::default()) })
+        Arc::new_cyclic(|this| Segments {
+            this: this.clone(),
+            serial,
+            user_ns,
+            table: Mutex::new(Rank::Leaf, Table::default()),
+        })
     }
 
     /// shmget(2).
@@ -255,7 +263,9 @@ impl Segments {
             match table.keys.get(&key).and_then(|index| table.segments.get(index)) {
                 Some(_) if flags & IPC_CREAT != 0 && flags & IPC_EXCL != 0 => return Err(Errno::EEXIST),
                 Some(found) if size > found.stat.size => return Err(Errno::EINVAL),
-                Some(found) => return found.permits(by.credentials, flags & 0o777).map(|()| found.stat.id),
+                Some(found) => {
+                    return found.permits(by.credentials, &self.user_ns, flags & 0o777).map(|()| found.stat.id);
+                }
                 None if flags & IPC_CREAT == 0 => return Err(Errno::ENOENT),
                 None => {}
             }
@@ -309,7 +319,7 @@ impl Segments {
     pub fn attach(&self, id: i32, wanted: u32, by: &Asker<'_>) -> Result<Attachment> {
         let mut table = self.table.lock();
         let segment = table.find(id)?;
-        segment.permits(by.credentials, wanted)?;
+        segment.permits(by.credentials, &self.user_ns, wanted)?;
         let memory = match &segment.held {
             Held::Kept(memory) => memory.clone(),
             // Its last attachment is just going.
@@ -335,7 +345,7 @@ impl Segments {
     pub fn stat(&self, id: i32, by: &Credentials) -> Result<ShmStat> {
         let mut table = self.table.lock();
         let segment = table.find(id)?;
-        segment.permits(by, 0o444)?;
+        segment.permits(by, &self.user_ns, 0o444)?;
         Ok(segment.stat())
     }
 
@@ -344,7 +354,7 @@ impl Segments {
         let table = self.table.lock();
         let segment = Table::index(index).and_then(|i| table.segments.get(&i)).ok_or(Errno::EINVAL)?;
         if !any {
-            segment.permits(by, 0o444)?;
+            segment.permits(by, &self.user_ns, 0o444)?;
         }
         Ok(segment.stat())
     }
@@ -353,7 +363,7 @@ impl Segments {
     pub fn set(&self, id: i32, uid: u32, gid: u32, mode: u32, by: &Asker<'_>) -> Result<()> {
         let mut table = self.table.lock();
         let segment = table.find(id)?;
-        segment.changeable(by.credentials)?;
+        segment.changeable(by.credentials, &self.user_ns)?;
         if uid == u32::MAX || gid == u32::MAX {
             return Err(Errno::EINVAL);
         }
@@ -367,7 +377,7 @@ impl Segments {
         let kept = {
             let mut table = self.table.lock();
             let segment = table.find(id)?;
-            segment.changeable(by)?;
+            segment.changeable(by, &self.user_ns)?;
             let key = core::mem::replace(&mut segment.stat.key, IPC_PRIVATE);
             segment.stat.mode |= SHM_DEST;
             let weak = match &segment.held {
@@ -389,7 +399,7 @@ impl Segments {
     pub fn lock(&self, id: i32, lock: bool, may_lock: bool, by: &Credentials) -> Result<()> {
         let mut table = self.table.lock();
         let segment = table.find(id)?;
-        if !by.has(Caps::IPC_LOCK) && (!segment.owned(by) || (lock && !may_lock)) {
+        if !by.has_in(&self.user_ns, Caps::IPC_LOCK) && (!segment.owned(by) || (lock && !may_lock)) {
             return Err(Errno::EPERM);
         }
         segment.stat.mode &= !SHM_LOCKED;

@@ -19,8 +19,12 @@ pub enum Counted {
     Net,
     Mnt,
     Cgroup,
+    User,
+    Time,
 }
 
+/// How many kinds there are.
+const KINDS: usize = 8;
 /// Half of the default kernel.threads-max, as in Linux.
 const DEFAULT: i32 = 65_536;
 
@@ -29,7 +33,7 @@ const NAMESPACE_COST: usize = 4096;
 
 /// Limits and counts.
 pub struct Ucounts {
-    limits: [AtomicI32; 6],
+    limits: [AtomicI32; KINDS],
     /// Where each is charged.
     account: mm::Charge,
     counts: Mutex<HashMap<(Counted, u32), i32>>,
@@ -39,7 +43,7 @@ impl Ucounts {
     /// Nothing counted.
     pub fn new(platform: &Arc<dyn Platform>) -> Arc<Ucounts> {
         Arc::new(Ucounts {
-            limits: [const { AtomicI32::new(DEFAULT) }; 6],
+            limits: [const { AtomicI32::new(DEFAULT) }; KINDS],
             account: mm::Charge::empty(platform, KernelMemory::Slab),
             counts: Mutex::new(Rank::Leaf, HashMap::new()),
         })

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bitflags::bitflags;
 
+use super::user_namespace::{IdKind, UserNamespace};
 use crate::Result;
 use crate::mm::Charge;
 use crate::platform::{KernelMemory, Platform};
@@ -111,6 +112,8 @@ pub struct Credentials {
     pub securebits: u32,
     pub no_new_privs: bool,
     pub keep_caps: bool,
+    /// Where the capabilities count. All ids are as the initial namespace numbers them.
+    pub user_ns: Arc<UserNamespace>,
 }
 
 impl Credentials {
@@ -135,6 +138,7 @@ impl Credentials {
             securebits: 0,
             no_new_privs: false,
             keep_caps: false,
+            user_ns: UserNamespace::initial().clone(),
         }
     }
 
@@ -153,21 +157,72 @@ impl Credentials {
         if (uid.is_some() || gid.is_some()) && changed {
             c.ambient = Caps::empty();
         }
-        if c.securebits & SECBIT_NOROOT == 0 && (c.euid == 0 || c.uid == 0) {
+        if c.securebits & SECBIT_NOROOT == 0 && (c.is_root(c.euid) || c.is_root(c.uid)) {
             c.permitted = c.inheritable | c.bounding;
-            c.effective = if c.euid == 0 { c.permitted } else { c.ambient };
+            c.effective = if c.is_root(c.euid) { c.permitted } else { c.ambient };
         } else {
             c.permitted = c.ambient;
             c.effective = c.ambient;
         }
         let grew = !c.ambient.contains(c.permitted);
-        let secure = changed || (c.uid != 0 && grew);
+        let secure = changed || (!c.is_root(c.uid) && grew);
         (c, secure)
     }
 
-    /// Whether all of `caps` are effective.
+    /// Whether all of `caps` are effective in the initial user namespace: power over what belongs to no other (capable() in Linux).
     pub fn has(&self, caps: Caps) -> bool {
+        self.user_ns.is_initial() && self.effective.contains(caps)
+    }
+
+    /// Whether all of `caps` are effective in the own user namespace, whichever that is.
+    pub fn has_in_own(&self, caps: Caps) -> bool {
         self.effective.contains(caps)
+    }
+
+    /// Whether `caps` are there over what belongs to `owner`: in the own namespace and those below by being effective, and all of them over
+    /// a namespace below that one's own effective user has made from here (capabilities(7), user_namespaces(7)).
+    pub fn has_in(&self, owner: &Arc<UserNamespace>, caps: Caps) -> bool {
+        let mut at = owner;
+        loop {
+            if Arc::ptr_eq(at, &self.user_ns) {
+                return self.effective.contains(caps);
+            }
+            if at.level() <= self.user_ns.level() {
+                return false;
+            }
+            let Some(parent) = at.parent() else { return false };
+            if Arc::ptr_eq(parent, &self.user_ns) && at.owner() == self.euid {
+                return true;
+            }
+            at = parent;
+        }
+    }
+
+    /// Whether `caps` reach an inode of `uid` and `gid`: they are effective, and both owners have a name in the own namespace.
+    pub fn has_over(&self, caps: Caps, uid: u32, gid: u32) -> bool {
+        self.effective.contains(caps) && self.user_ns.knows(uid, gid)
+    }
+
+    /// Whether the own user namespace has its maps of users and groups, which never change.
+    pub fn ids_are_settled(&self) -> bool {
+        self.user_ns.has_map(IdKind::User) && self.user_ns.has_map(IdKind::Group)
+    }
+
+    /// Whether `uid` is the root of the own user namespace.
+    pub fn is_root(&self, uid: u32) -> bool {
+        self.user_ns.user(0) == Some(uid)
+    }
+
+    /// All capabilities, in `ns` alone: what its maker and whoever enters it begin with.
+    pub fn enter_user_namespace(&mut self, ns: &Arc<UserNamespace>) {
+        self.securebits = 0;
+        self.keep_caps = false;
+        self.inheritable = Caps::empty();
+        self.permitted = Caps::all();
+        self.effective = Caps::all();
+        self.bounding = Caps::all();
+        self.ambient = Caps::empty();
+        self.user_ns = ns.clone();
     }
 
     /// Whether the file-system group or a supplementary group is `gid`.

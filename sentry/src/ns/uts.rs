@@ -1,5 +1,5 @@
 //! The UTS namespace: host and domain name (uts_namespaces(7)).
-use super::ucounts::Charge;
+use super::Owner;
 use crate::lock::{Mutex, Rank};
 
 /// What uname(2) calls the release: the interface level that programs may expect.
@@ -10,7 +10,8 @@ pub const VERSION: &str = "#1 SMP PREEMPT_DYNAMIC";
 /// Host and domain name.
 pub struct UtsNamespace {
     number: u64,
-    _charge: Option<Charge>,
+    /// Whose capabilities count.
+    pub owner: Owner,
     names: Mutex<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -19,16 +20,16 @@ impl UtsNamespace {
     pub fn new(hostname: Vec<u8>) -> UtsNamespace {
         UtsNamespace {
             number: super::next_number(),
-            _charge: None,
+            owner: Owner::initial(),
             names: Mutex::new(Rank::Leaf, (hostname, b"(none)".to_vec())),
         }
     }
 
     /// A copy with the same names (CLONE_NEWUTS).
     #[must_use]
-    pub fn copy(&self, charge: Charge) -> UtsNamespace {
+    pub fn copy(&self, owner: Owner) -> UtsNamespace {
         let names = self.names.lock().clone();
-        UtsNamespace { number: super::next_number(), _charge: Some(charge), names: Mutex::new(Rank::Leaf, names) }
+        UtsNamespace { number: super::next_number(), owner, names: Mutex::new(Rank::Leaf, names) }
     }
 
     /// Its number.

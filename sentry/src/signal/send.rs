@@ -98,7 +98,7 @@ pub fn check_permission(sender: &Task, target: &ThreadGroup, signal: Option<Sign
     let Some(leader) = target.leader() else { return Err(Errno::ESRCH) };
     let other = leader.credentials();
     let same = own.euid == other.suid || own.euid == other.uid || own.uid == other.suid || own.uid == other.uid;
-    if same || own.has(Caps::KILL) {
+    if same || own.has_in(&other.user_ns, Caps::KILL) {
         return Ok(());
     }
     if signal == Some(Signal::SIGCONT) && Arc::ptr_eq(&sender.group().session(), &target.session()) {
@@ -110,7 +110,9 @@ pub fn check_permission(sender: &Task, target: &ThreadGroup, signal: Option<Sign
 /// The siginfo of kill(2) (`SI_USER`) or tgkill(2) (`SI_TKILL`) as the target sees its sender.
 pub fn info_from(sender: &Task, target: &ThreadGroup, signal: Signal, code: i32) -> SigInfo {
     let pid = sender.group().pid().number_in(target.pid_namespace());
-    info::from_process(signal, code, pid, sender.credentials().uid)
+    let uid = sender.credentials().uid;
+    let uid = target.leader().map_or(uid, |t| t.credentials().user_ns.shown_user(uid));
+    info::from_process(signal, code, pid, uid)
 }
 
 /// Queues a signal for one task. EAGAIN if a queued signal exceeds RLIMIT_SIGPENDING.

@@ -203,7 +203,7 @@ pub fn notify_tracer(tracee: &Task, tracer: &Task, what: i32, status: i32) {
 pub fn tell_tracer(tracee: &Task, tracer: &Task, what: i32, status: i32, signal: Signal) {
     let usage = tracee.sched.clock.reading(tracee.now());
     let pid = tracee.tid_in(tracer.pid_namespace());
-    let uid = tracee.credentials().uid;
+    let uid = tracer.credentials().user_ns.shown_user(tracee.credentials().uid);
     let mut about =
         info::child(Signal::SIGCHLD, what, pid, uid, status, clock_ticks(usage.user), clock_ticks(usage.system));
     about.signo = signal.number();
@@ -235,6 +235,7 @@ pub fn child_info(
 ) -> guest_abi::types::SigInfo {
     let usage = child.usage();
     let uid = child.leader().map_or(0, |l| l.credentials().uid);
+    let uid = parent.leader().map_or(uid, |p| p.credentials().user_ns.shown_user(uid));
     info::child(
         Signal::SIGCHLD,
         what,

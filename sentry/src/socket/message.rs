@@ -52,7 +52,8 @@ impl Creds {
     /// struct ucred as `task` sees it.
     pub fn as_seen_by(&self, task: &Task) -> [u32; 3] {
         let pid = self.pid.number_in(task.pid_namespace());
-        [u32::try_from(pid).unwrap_or(0), self.uid, self.gid]
+        let user_ns = &task.credentials().user_ns;
+        [u32::try_from(pid).unwrap_or(0), user_ns.shown_user(self.uid), user_ns.shown_group(self.gid)]
     }
 }
 

@@ -125,6 +125,13 @@ impl Options {
     }
 }
 
+/// Whether the network namespace obeys the caller (priorities and marks).
+fn over_network(task: &Task) -> bool {
+    let (credentials, net) = (task.credentials(), task.net());
+    let able = |cap| credentials.has_in(&net.owner.user_ns, cap);
+    able(Caps::NET_ADMIN) || able(Caps::NET_RAW)
+}
+
 fn int(value: &[u8]) -> Result<i32> {
     let bytes = value.get(..4).ok_or(Errno::EINVAL)?;
     Ok(i32::from_ne_bytes(bytes.try_into().map_err(|_| Errno::EINVAL)?))
@@ -177,14 +184,14 @@ pub fn set(socket: &dyn Socket, task: &Task, name: i32, value: &[u8]) -> Result<
         _ if name == opt(raw::SO_TIMESTAMP_OLD) => flag(&o.timestamp),
         _ if name == opt(raw::SO_PRIORITY) => {
             let priority = int(value)?;
-            if !(0..=6).contains(&priority) && !task.credentials().has(Caps::NET_ADMIN) {
+            if !(0..=6).contains(&priority) && !over_network(task) {
                 return Err(Errno::EPERM);
             }
             o.priority.store(priority, Ordering::Relaxed);
             Ok(())
         }
         SO_MARK => {
-            if !task.credentials().effective.intersects(Caps::NET_ADMIN | Caps::NET_RAW) {
+            if !over_network(task) {
                 return Err(Errno::EPERM);
             }
             o.mark.store(int(value)?, Ordering::Relaxed);

@@ -577,7 +577,8 @@ impl Socket for UnixSocket {
             }
             SO_PEERGROUPS => {
                 let groups = creds.and_then(|c| c.groups).ok_or(Errno::ENODATA)?;
-                Ok(groups.groups.iter().flat_map(|v| v.to_ne_bytes()).collect())
+                let user_ns = &task.credentials().user_ns;
+                Ok(groups.groups.iter().flat_map(|&v| user_ns.shown_group(v).to_ne_bytes()).collect())
             }
             _ => Err(Errno::ENOPROTOOPT),
         }

@@ -8,6 +8,7 @@ use linux_raw_sys::general as raw;
 use super::args::{Bits, Fd, PathArg};
 use super::place::{self, CWD, Named};
 use super::table::Row;
+use crate::ns::user_namespace::IdKind;
 use crate::row;
 use crate::task::Task;
 use crate::vfs::attr::{self, SetTime, Target};
@@ -60,8 +61,11 @@ fn fchmod(task: &Arc<Task>, fd: Fd, mode: u32) -> Result<u64> {
     Ok(0)
 }
 
-fn id(raw: u32) -> Option<u32> {
-    (raw != u32::MAX).then_some(raw)
+/// Owner and group of a call, each None where it is to stay. EINVAL for one that means nobody in the caller's user namespace.
+fn ids(task: &Task, owner: u32, group: u32) -> Result<(Option<u32>, Option<u32>)> {
+    let user_ns = &task.credentials().user_ns;
+    let id = |raw: u32, kind| (raw != u32::MAX).then(|| user_ns.to_initial(kind, raw).ok_or(Errno::EINVAL)).transpose();
+    Ok((id(owner, IdKind::User)?, id(group, IdKind::Group)?))
 }
 
 fn chown(task: &Arc<Task>, path: PathArg, owner: u32, group: u32) -> Result<u64> {
@@ -79,13 +83,15 @@ fn fchownat(task: &Arc<Task>, dirfd: Fd, path: PathArg, owner: u32, group: u32, 
     }
     let cx = place::lookup(task);
     let named = place::named(&cx, task, dirfd, path, flags)?;
-    attr::set_owner(&cx.credentials, named.target(), id(owner), id(group))?;
+    let (owner, group) = ids(task, owner, group)?;
+    attr::set_owner(&cx.credentials, named.target(), owner, group)?;
     Ok(0)
 }
 
 fn fchown(task: &Arc<Task>, fd: Fd, owner: u32, group: u32) -> Result<u64> {
     let file = place::file(task, fd)?;
-    attr::set_owner(&task.credentials(), Target::File(&file), id(owner), id(group))?;
+    let (owner, group) = ids(task, owner, group)?;
+    attr::set_owner(&task.credentials(), Target::File(&file), owner, group)?;
     Ok(0)
 }
 

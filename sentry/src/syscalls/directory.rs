@@ -167,7 +167,7 @@ fn fchdir(task: &Arc<Task>, fd: Fd) -> Result<u64> {
 
 fn chroot(task: &Arc<Task>, path: PathArg) -> Result<u64> {
     let at = directory(task, path)?;
-    if !task.credentials().has(Caps::SYS_CHROOT) {
+    if !task.credentials().has_in_own(Caps::SYS_CHROOT) {
         return Err(Errno::EPERM);
     }
     let old = task.fs().change(|fs| std::mem::replace(&mut fs.root, at));

@@ -5,6 +5,7 @@ use guest_abi::{UserAddr, UserPtr};
 
 use super::table::Row;
 use crate::ns::user::{Caps, Credentials, Groups};
+use crate::ns::user_namespace::IdKind;
 use crate::row;
 use crate::task::Task;
 use crate::{Errno, Result};
@@ -75,43 +76,59 @@ fn setsid(task: &Arc<Task>) -> Result<u64> {
 }
 
 fn getuid(task: &Arc<Task>) -> Result<u64> {
-    Ok(task.credentials().uid.into())
+    let c = task.credentials();
+    Ok(c.user_ns.shown_user(c.uid).into())
 }
 
 fn geteuid(task: &Arc<Task>) -> Result<u64> {
-    Ok(task.credentials().euid.into())
+    let c = task.credentials();
+    Ok(c.user_ns.shown_user(c.euid).into())
 }
 
 fn getgid(task: &Arc<Task>) -> Result<u64> {
-    Ok(task.credentials().gid.into())
+    let c = task.credentials();
+    Ok(c.user_ns.shown_group(c.gid).into())
 }
 
 fn getegid(task: &Arc<Task>) -> Result<u64> {
-    Ok(task.credentials().egid.into())
+    let c = task.credentials();
+    Ok(c.user_ns.shown_group(c.egid).into())
+}
+
+/// Ids of a call, as the caller's user namespace has them; -1 stays. EINVAL for one that means nobody there.
+fn known<const N: usize>(task: &Task, kind: IdKind, ids: [u32; N]) -> Result<[u32; N]> {
+    let ns = task.credentials().user_ns.clone();
+    let mut out = ids;
+    for id in out.iter_mut().filter(|id| **id != u32::MAX) {
+        *id = ns.to_initial(kind, *id).ok_or(Errno::EINVAL)?;
+    }
+    Ok(out)
 }
 
 fn setuid(task: &Arc<Task>, uid: u32) -> Result<u64> {
-    task.setuid(uid).map(|()| 0)
+    task.setuid(known(task, IdKind::User, [uid])?[0]).map(|()| 0)
 }
 
 fn setgid(task: &Arc<Task>, gid: u32) -> Result<u64> {
-    task.setgid(gid).map(|()| 0)
+    task.setgid(known(task, IdKind::Group, [gid])?[0]).map(|()| 0)
 }
 
 fn setreuid(task: &Arc<Task>, ruid: u32, euid: u32) -> Result<u64> {
+    let [ruid, euid] = known(task, IdKind::User, [ruid, euid])?;
     task.setreuid(ruid, euid).map(|()| 0)
 }
 
 fn setregid(task: &Arc<Task>, rgid: u32, egid: u32) -> Result<u64> {
+    let [rgid, egid] = known(task, IdKind::Group, [rgid, egid])?;
     task.setregid(rgid, egid).map(|()| 0)
 }
 
 fn setresuid(task: &Arc<Task>, ruid: u32, euid: u32, suid: u32) -> Result<u64> {
-    task.setresuid([ruid, euid, suid]).map(|()| 0)
+    task.setresuid(known(task, IdKind::User, [ruid, euid, suid])?).map(|()| 0)
 }
 
 fn setresgid(task: &Arc<Task>, rgid: u32, egid: u32, sgid: u32) -> Result<u64> {
-    task.setresgid([rgid, egid, sgid]).map(|()| 0)
+    task.setresgid(known(task, IdKind::Group, [rgid, egid, sgid])?).map(|()| 0)
 }
 
 fn write3(task: &Arc<Task>, to: [UserPtr<u32>; 3], values: [u32; 3]) -> Result<u64> {
@@ -124,20 +141,23 @@ fn write3(task: &Arc<Task>, to: [UserPtr<u32>; 3], values: [u32; 3]) -> Result<u
 
 fn getresuid(task: &Arc<Task>, r: UserPtr<u32>, e: UserPtr<u32>, s: UserPtr<u32>) -> Result<u64> {
     let c = task.credentials();
-    write3(task, [r, e, s], [c.uid, c.euid, c.suid])
+    write3(task, [r, e, s], [c.uid, c.euid, c.suid].map(|id| c.user_ns.shown_user(id)))
 }
 
 fn getresgid(task: &Arc<Task>, r: UserPtr<u32>, e: UserPtr<u32>, s: UserPtr<u32>) -> Result<u64> {
     let c = task.credentials();
-    write3(task, [r, e, s], [c.gid, c.egid, c.sgid])
+    write3(task, [r, e, s], [c.gid, c.egid, c.sgid].map(|id| c.user_ns.shown_group(id)))
 }
 
 fn setfsuid(task: &Arc<Task>, uid: u32) -> Result<u64> {
-    Ok(task.setfsuid(uid).into())
+    let ns = task.credentials().user_ns.clone();
+    // One that means nobody only asks.
+    Ok(ns.shown_user(task.setfsuid(ns.user(uid).unwrap_or(u32::MAX))).into())
 }
 
 fn setfsgid(task: &Arc<Task>, gid: u32) -> Result<u64> {
-    Ok(task.setfsgid(gid).into())
+    let ns = task.credentials().user_ns.clone();
+    Ok(ns.shown_group(task.setfsgid(ns.group(gid).unwrap_or(u32::MAX))).into())
 }
 
 /// NGROUPS_MAX.
@@ -150,18 +170,21 @@ fn getgroups(task: &Arc<Task>, size: i32, list: UserAddr) -> Result<u64> {
         if c.groups.len() > size {
             return Err(Errno::EINVAL);
         }
-        let bytes: Vec<u8> = c.groups.iter().flat_map(|g| g.to_le_bytes()).collect();
+        let bytes: Vec<u8> = c.groups.iter().flat_map(|&g| c.user_ns.shown_group(g).to_le_bytes()).collect();
         task.space()?.write_bytes(list, &bytes)?;
     }
     Ok(c.groups.len() as u64)
 }
 
 fn setgroups(task: &Arc<Task>, size: i32, list: UserAddr) -> Result<u64> {
-    if !task.credentials().has(Caps::SETGID) {
+    let user_ns = task.credentials().user_ns.clone();
+    if !task.credentials().has_in_own(Caps::SETGID) || !user_ns.may_set_groups() {
         return Err(Errno::EPERM);
     }
     let size = usize::try_from(size).ok().filter(|&n| n <= NGROUPS_MAX).ok_or(Errno::EINVAL)?;
     let groups = task.space()?.read_array(UserPtr::<u32>::new(list), size)?;
+    let groups: Option<Vec<u32>> = groups.into_iter().map(|g| user_ns.group(g)).collect();
+    let groups = groups.ok_or(Errno::EINVAL)?;
     let groups = Groups::charged(&task.kernel().platform, groups)?;
     task.change_credentials(|c| {
         c.groups = groups;

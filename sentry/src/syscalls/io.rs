@@ -300,7 +300,7 @@ pub fn file_too_large(task: &Arc<Task>) {
 }
 
 fn own_signal(task: &Arc<Task>, signal: Signal) {
-    let info = info::from_process(signal, code::SI_USER, task.group().pid().own(), task.credentials().uid);
+    let info = info::from_process(signal, code::SI_USER, task.group().pid().own(), task.own_uid());
     // Neither signal is queued, so nothing can fail.
     let _ = send_to_task(task, signal, info, Sender::Event);
 }

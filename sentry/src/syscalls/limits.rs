@@ -87,7 +87,7 @@ fn prlimit64(task: &Arc<Task>, pid: i32, resource: u32, new: UserPtr<Rlimit>, ol
         let (own, other) = (task.credentials(), target.credentials());
         let same = [other.uid, other.euid, other.suid].iter().all(|&u| u == own.uid)
             && [other.gid, other.egid, other.sgid].iter().all(|&g| g == own.gid);
-        if !same && !own.has(Caps::SYS_RESOURCE) {
+        if !same && !own.has_in(&other.user_ns, Caps::SYS_RESOURCE) {
             return Err(Errno::EPERM);
         }
     }

@@ -160,7 +160,7 @@ fn read_control(task: &Task, header: &MsgHdr, out: &mut Outgoing) -> Result<()> 
     }
     if !files.is_empty() {
         let limit = task.limit(Resource::Nofile);
-        let privileged = task.credentials().effective.intersects(Caps::SYS_RESOURCE | Caps::SYS_ADMIN);
+        let privileged = task.credentials().has(Caps::SYS_RESOURCE) || task.credentials().has(Caps::SYS_ADMIN);
         out.rights =
             Some(Arc::new(InFlight::new(task.kernel(), files, if privileged { limit.max(65536) } else { limit })?));
     }
@@ -175,13 +175,15 @@ fn read_credentials(task: &Task, data: &[u8]) -> Result<Creds> {
     let own = task.group().pid();
     let ns = task.pid_namespace();
     let itself = pid == own.number_in(ns);
-    if !itself && !cred.has(Caps::SYS_ADMIN) {
+    let uid = cred.user_ns.user(uid).ok_or(Errno::EINVAL)?;
+    let gid = cred.user_ns.group(gid).ok_or(Errno::EINVAL)?;
+    if !itself && !cred.has_in(&ns.owner.user_ns, Caps::SYS_ADMIN) {
         return Err(Errno::EPERM);
     }
-    if ![cred.uid, cred.euid, cred.suid].contains(&uid) && !cred.has(Caps::SETUID) {
+    if ![cred.uid, cred.euid, cred.suid].contains(&uid) && !cred.has_in_own(Caps::SETUID) {
         return Err(Errno::EPERM);
     }
-    if ![cred.gid, cred.egid, cred.sgid].contains(&gid) && !cred.has(Caps::SETGID) {
+    if ![cred.gid, cred.egid, cred.sgid].contains(&gid) && !cred.has_in_own(Caps::SETGID) {
         return Err(Errno::EPERM);
     }
     let pid = if itself { own.clone() } else { ns.pid(pid).ok_or(Errno::ESRCH)? };

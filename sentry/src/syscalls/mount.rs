@@ -32,7 +32,9 @@ fn namespace(at: &PathRef) -> Result<Arc<MountNamespace>> {
 }
 
 fn require_admin(task: &Task) -> Result<()> {
-    if task.credentials().has(Caps::SYS_ADMIN) { Ok(()) } else { Err(Errno::EPERM) }
+    let mnt = task.nsproxy()?.mnt.clone();
+    let able = mnt.is_some_and(|mnt| task.credentials().has_in(&mnt.owner.user_ns, Caps::SYS_ADMIN));
+    if able { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 fn resolve(task: &Arc<Task>, path: &[u8], follow: bool) -> Result<PathRef> {
@@ -73,7 +75,13 @@ fn mount(
         if !Arc::ptr_eq(at.mount.root(), &at.dentry) {
             return Err(Errno::EINVAL);
         }
-        at.mount.set_flags(wanted);
+        // Access times are left alone where nothing is said about them (mount(2)).
+        let kept = if wanted.intersects(MountFlags::ATIME) {
+            MountFlags::empty()
+        } else {
+            at.mount.flags() & MountFlags::ATIME
+        };
+        at.mount.set_flags(wanted | kept)?;
         return Ok(0);
     }
     if flags & raw::MS_BIND != 0 {

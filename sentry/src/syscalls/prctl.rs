@@ -101,7 +101,7 @@ fn prctl(task: &Arc<Task>, option: i32, a2: u64, a3: u64, a4: u64, a5: u64) -> R
         raw::PR_CAPBSET_DROP => {
             let c = cap(a2)?;
             task.change_credentials(|own| {
-                if !own.has(Caps::SETPCAP) {
+                if !own.has_in_own(Caps::SETPCAP) {
                     return Err(Errno::EPERM);
                 }
                 own.bounding &= !c;
@@ -163,7 +163,7 @@ fn set_securebits(task: &Arc<Task>, bits: u64) -> Result<u64> {
     task.change_credentials(|c| {
         let locked = c.securebits & LOCKS;
         let changed = c.securebits ^ bits;
-        if (locked >> 1) & changed != 0 || locked & !bits != 0 || !c.has(Caps::SETPCAP) {
+        if (locked >> 1) & changed != 0 || locked & !bits != 0 || !c.has_in_own(Caps::SETPCAP) {
             return Err(Errno::EPERM);
         }
         c.securebits = bits;

@@ -21,10 +21,10 @@ use crate::{Errno, Result};
 /// System calls of this area.
 pub const ROWS: &[Row] = &[
     row!(56, clone(flags: Bits, stack: u64, parent_tid: UserAddr, child_tid: UserAddr, tls: u64), slow clone, Partial,
-        "no user or time namespaces"),
+        "no time namespaces"),
     row!(57, fork(), both fork, fork_traced, Full),
     row!(58, vfork(), slow vfork, Full),
-    row!(59, execve(path: PathArg, argv: UserAddr, envp: UserAddr), slow execve, Partial, "set-id bits and file capabilities are ignored"),
+    row!(59, execve(path: PathArg, argv: UserAddr, envp: UserAddr), slow execve, Partial, "file capabilities are ignored"),
     row!(60, exit(status: i32), fast exit_call, Full),
     row!(61, wait4(pid: i32, status: UserPtr<i32>, options: i32, rusage: UserAddr), slow wait4, Full),
     row!(186, gettid(), fast gettid, Full),
@@ -33,9 +33,9 @@ pub const ROWS: &[Row] = &[
     row!(247, waitid(idtype: i32, id: i32, info: UserAddr, options: i32, rusage: UserAddr), slow waitid, Full),
     row!(312, kcmp(pid1: i32, pid2: i32, kind: i32, idx1: u64, idx2: u64), fast kcmp, Partial, "no KCMP_EPOLL_TFD"),
     row!(322, execveat(dirfd: Fd, path: PathArg, argv: UserAddr, envp: UserAddr, flags: u32), slow execveat, Partial,
-        "set-id bits and file capabilities are ignored"),
+        "file capabilities are ignored"),
     row!(334, rseq(rseq: UserAddr, rseq_len: u32, flags: Bits, sig: u32), fast rseq_call, Full),
-    row!(435, clone3(args: UserAddr, size: usize), slow clone3, Partial, "no user or time namespaces; no cgroup for CLONE_INTO_CGROUP"),
+    row!(435, clone3(args: UserAddr, size: usize), slow clone3, Partial, "no time namespaces; no cgroup for CLONE_INTO_CGROUP"),
 ];
 
 fn rseq_call(task: &Arc<Task>, address: UserAddr, len: u32, flags: Bits, sig: u32) -> Result<u64> {

@@ -80,7 +80,8 @@ pub(super) fn for_each(task: &Arc<Task>, which: i32, who: i32, f: &mut dyn FnMut
             }
         }
         raw::PRIO_USER => {
-            let uid = if who == 0 { task.credentials().uid } else { who as u32 };
+            let own = task.credentials();
+            let uid = if who == 0 { own.uid } else { own.user_ns.user(who as u32).ok_or(Errno::ESRCH)? };
             let mut from = 1;
             loop {
                 let page = task.pid_namespace().groups_from(from, 64);
@@ -105,7 +106,8 @@ fn getpriority(task: &Arc<Task>, which: i32, who: i32) -> Result<u64> {
 /// Whether `task` may schedule `target` at all; EPERM.
 pub(super) fn may_schedule(task: &Task, target: &Task) -> Result<()> {
     let (own, other) = (task.credentials(), target.credentials());
-    if own.euid == other.euid || own.euid == other.uid || own.has(Caps::SYS_NICE) { Ok(()) } else { Err(Errno::EPERM) }
+    let able = own.euid == other.euid || own.euid == other.uid || own.has_in(&other.user_ns, Caps::SYS_NICE);
+    if able { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// Whether `task` may give `target` the nice value; EACCES.

@@ -106,6 +106,7 @@ fn shmdt(task: &Arc<Task>, addr: UserAddr) -> Result<u64> {
 
 /// struct shmid_ds.
 fn encode(task: &Task, s: &ShmStat) -> [u64; 14] {
+    let user_ns = &task.credentials().user_ns;
     let pair = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
     let number = |global: i32| {
         let root = &task.kernel().root_pid_ns;
@@ -116,9 +117,9 @@ fn encode(task: &Task, s: &ShmStat) -> [u64; 14] {
         root.pid(global).map_or(0, |p| p.number_in(own))
     };
     [
-        pair(s.key.cast_unsigned(), s.uid),
-        pair(s.gid, s.cuid),
-        pair(s.cgid, s.mode),
+        pair(s.key.cast_unsigned(), user_ns.shown_user(s.uid)),
+        pair(user_ns.shown_group(s.gid), user_ns.shown_user(s.cuid)),
+        pair(user_ns.shown_group(s.cgid), s.mode),
         u64::from(s.id.unsigned_abs() >> 15),
         0,
         0,
@@ -163,6 +164,8 @@ fn shmctl(task: &Arc<Task>, id: i32, op: i32, buf: UserAddr) -> Result<u64> {
         IPC_SET => {
             let new: [u32; 6] = task.space()?.read(UserPtr::new(buf))?;
             let [_, uid, gid, _, _, mode] = new;
+            let user_ns = &credentials.user_ns;
+            let (uid, gid) = (user_ns.user(uid).unwrap_or(u32::MAX), user_ns.group(gid).unwrap_or(u32::MAX));
             with(task, |by| shm.set(id, uid, gid, mode, by)).map(|()| 0)
         }
         IPC_RMID => shm.remove(id, &credentials).map(|()| 0),

@@ -32,6 +32,14 @@ pub const ROWS: &[Row] = &[
     row!(439, faccessat2(dirfd: Fd, path: PathArg, mode: u32, flags: Bits), fast faccessat2, Full),
 ];
 
+/// The owners as the caller's user namespace has them.
+fn shown(task: &Task, mut stat: Stat) -> Stat {
+    let user_ns = &task.credentials().user_ns;
+    stat.uid = user_ns.shown_user(stat.uid);
+    stat.gid = user_ns.shown_group(stat.gid);
+    stat
+}
+
 fn stat(task: &Arc<Task>, path: PathArg, statbuf: UserPtr<Stat>) -> Result<u64> {
     newfstatat(task, CWD, path, statbuf, Bits(0))
 }
@@ -42,7 +50,7 @@ fn lstat(task: &Arc<Task>, path: PathArg, statbuf: UserPtr<Stat>) -> Result<u64>
 
 fn fstat(task: &Arc<Task>, fd: Fd, statbuf: UserPtr<Stat>) -> Result<u64> {
     let stat = task.files().get(fd.0)?.stat()?;
-    task.space()?.write(statbuf, &stat)?;
+    task.space()?.write(statbuf, &shown(task, stat))?;
     Ok(0)
 }
 
@@ -53,7 +61,7 @@ fn newfstatat(task: &Arc<Task>, dirfd: Fd, path: PathArg, statbuf: UserPtr<Stat>
     }
     let cx = place::lookup(task);
     let stat = place::named(&cx, task, dirfd, path, flags)?.target().stat()?;
-    task.space()?.write(statbuf, &stat)?;
+    task.space()?.write(statbuf, &shown(task, stat))?;
     Ok(0)
 }
 
@@ -75,7 +83,7 @@ fn statx(task: &Arc<Task>, dirfd: Fd, path: PathArg, flags: Bits, mask: u32, sta
     }
     let cx = place::lookup(task);
     let named = place::named(&cx, task, dirfd, path, flags)?;
-    let s = named.target().stat()?;
+    let s = shown(task, named.target().stat()?);
     let place = match &named {
         Named::Path(p) => Some(p),
         Named::File(f) => f.path(),
@@ -130,7 +138,7 @@ fn real(credentials: &Credentials) -> Credentials {
     c.fsuid = c.uid;
     c.fsgid = c.gid;
     if c.securebits & SECBIT_NO_SETUID_FIXUP == 0 {
-        c.effective = if c.uid == 0 { c.permitted } else { Caps::empty() };
+        c.effective = if c.is_root(c.uid) { c.permitted } else { Caps::empty() };
     }
     c
 }
@@ -150,7 +158,7 @@ fn faccessat2(task: &Arc<Task>, dirfd: Fd, path: PathArg, mode: u32, flags: Bits
     } else {
         // An object without a path belongs to whoever holds it.
         let stat = named.target().stat()?;
-        if cx.credentials.fsuid != stat.uid && !cx.credentials.has(Caps::DAC_OVERRIDE) {
+        if cx.credentials.fsuid != stat.uid && !cx.credentials.has_over(Caps::DAC_OVERRIDE, stat.uid, stat.gid) {
             return Err(Errno::EACCES);
         }
     }

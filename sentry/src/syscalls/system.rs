@@ -38,7 +38,7 @@ fn uname(task: &Arc<Task>, buf: UserAddr) -> Result<u64> {
 }
 
 fn read_name(task: &Arc<Task>, addr: UserAddr, len: i32) -> Result<Vec<u8>> {
-    if !task.credentials().has(Caps::SYS_ADMIN) {
+    if !task.credentials().has_in(&task.uts().owner.user_ns, Caps::SYS_ADMIN) {
         return Err(Errno::EPERM);
     }
     let len = usize::try_from(len).ok().filter(|&n| n <= UTS_LEN).ok_or(Errno::EINVAL)?;

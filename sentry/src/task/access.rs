@@ -12,12 +12,14 @@ pub fn may_inspect(by: &Task, target: &Task) -> Result<()> {
         return Ok(());
     }
     let (own, other) = (by.credentials(), target.credentials());
-    if own.has(Caps::SYS_PTRACE) {
+    if own.has_in(&other.user_ns, Caps::SYS_PTRACE) {
         return Ok(());
     }
     let same = [other.uid, other.euid, other.suid].iter().all(|&u| u == own.uid)
         && [other.gid, other.egid, other.sgid].iter().all(|&g| g == own.gid);
-    if same && target.group().dumpable.load(Ordering::Relaxed) == 1 && own.permitted.contains(other.permitted) {
+    let inside = Arc::ptr_eq(&own.user_ns, &other.user_ns);
+    if same && inside && target.group().dumpable.load(Ordering::Relaxed) == 1 && own.permitted.contains(other.permitted)
+    {
         Ok(())
     } else {
         Err(Errno::EPERM)

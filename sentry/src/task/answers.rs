@@ -54,8 +54,15 @@ impl Version {
     }
 }
 
-/// The versions that the answers of `task` have now; None if it is to get none: somebody watches its calls.
+/// The versions that the answers of `task` have now; None if it is to get none: somebody watches its calls, or its user namespace has not
+/// got its maps.
 pub fn versions(task: &Task) -> Option<(u64, u64)> {
+    // Of the same version of credentials this is true for good.
+    if task.ids_are_settled() { current(task) } else { None }
+}
+
+/// As [`versions`] for one whose ids are settled at this version. Takes no lock.
+pub(super) fn current(task: &Task) -> Option<(u64, u64)> {
     let watched = task.kernel().trace.get().is_some() || task.tracing.is_traced() || task.tracing.watches_calls();
     (!watched).then(|| (task.answers.get(), task.group().answers.get()))
 }
@@ -67,7 +74,9 @@ pub fn answers(task: &Task) -> [u32; CALLS.len()] {
     let c = task.credentials();
     let signed = [group.tgid(), task.tid(), group.parent_number_in(ns), group.process_group().pid().number_in(ns)];
     let [tgid, tid, parent, process_group] = signed.map(i32::cast_unsigned);
-    [tgid, tid, parent, process_group, c.uid, c.euid, c.gid, c.egid]
+    let [uid, euid] = [c.uid, c.euid].map(|id| c.user_ns.shown_user(id));
+    let [gid, egid] = [c.gid, c.egid].map(|id| c.user_ns.shown_group(id));
+    [tgid, tid, parent, process_group, uid, euid, gid, egid]
 }
 
 /// Parent or process group of `group` have changed: whatever its tasks ask from now on is answered by what is true now.

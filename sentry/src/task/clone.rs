@@ -8,7 +8,7 @@ use linux_raw_sys::general as raw;
 
 use super::limits::Resource;
 use super::task::NewTask;
-use super::{Task, ThreadGroup, pidfd, ptrace, run, seccomp, session};
+use super::{Task, ThreadGroup, pidfd, ptrace, run, seccomp, session, user_namespace};
 use crate::event::{Events, WaitQueue};
 use crate::mm::Charge;
 use crate::ns::user::Caps;
@@ -110,7 +110,7 @@ fn check(parent: &Task, r: &CloneRequest) -> Result<()> {
     if f & THREAD != 0 && !Arc::ptr_eq(&parent.nsproxy()?.pid_for_children, parent.pid_namespace()) {
         return Err(Errno::EINVAL);
     }
-    if both(NEWIPC, SYSVSEM) || f & NEWUSER != 0 {
+    if both(NEWIPC, SYSVSEM) {
         return Err(Errno::EINVAL);
     }
     Ok(())
@@ -171,7 +171,11 @@ fn build(
     let charge = Charge::new(&kernel.platform, KernelMemory::Task, TASK_COST)?;
     let fs = parent.fs();
     let mut fs_state = fs.get();
-    let nsproxy = parent.nsproxy()?.unshared(parent, f, &mut fs_state)?;
+    let credentials = match f & NEWUSER {
+        0 => parent.credentials(),
+        _ => Arc::new(user_namespace::in_new_namespace(parent)?),
+    };
+    let nsproxy = parent.nsproxy()?.unshared(parent, f, &credentials.user_ns, &mut fs_state)?;
     let fs = if f & FS != 0 { fs } else { Arc::new(FsContext::new(fs_state)) };
     let space = parent.space()?;
     let space = if f & VM != 0 { space } else { space.fork()? };
@@ -181,7 +185,9 @@ fn build(
     fpu.write(&parent.fpu.read())?;
 
     let now = kernel.timers.now();
-    let may_choose = parent.credentials().has(Caps::SYS_ADMIN) || parent.credentials().has(Caps::CHECKPOINT_RESTORE);
+    let owner = &nsproxy.pid_for_children.owner.user_ns;
+    let able = |cap| parent.credentials().has_in(owner, cap);
+    let may_choose = able(Caps::SYS_ADMIN) || able(Caps::CHECKPOINT_RESTORE);
     let pid = nsproxy.pid_for_children.allocate(&r.set_tid, may_choose)?;
     let mut undo = Undo { pid: Some(pid.clone()), kernel: kernel.clone(), pidfd: None };
     if f & INTO_CGROUP != 0 {
@@ -234,7 +240,7 @@ fn build(
         space: space.clone(),
         files,
         fs,
-        credentials: parent.credentials(),
+        credentials,
         nsproxy,
         comm: parent.comm(),
         sched,

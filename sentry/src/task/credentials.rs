@@ -32,8 +32,8 @@ fn fix_caps(old: &Credentials, new: &mut Credentials) {
     if new.securebits & SECBIT_NO_SETUID_FIXUP != 0 {
         return;
     }
-    let had_root = old.uid == 0 || old.euid == 0 || old.suid == 0;
-    let has_root = new.uid == 0 || new.euid == 0 || new.suid == 0;
+    let had_root = [old.uid, old.euid, old.suid].iter().any(|&id| old.is_root(id));
+    let has_root = [new.uid, new.euid, new.suid].iter().any(|&id| new.is_root(id));
     if had_root && !has_root {
         if !new.keep_caps {
             new.permitted = Caps::empty();
@@ -41,9 +41,10 @@ fn fix_caps(old: &Credentials, new: &mut Credentials) {
         }
         new.ambient = Caps::empty();
     }
-    if old.euid == 0 && new.euid != 0 {
+    let (was, is) = (old.is_root(old.euid), new.is_root(new.euid));
+    if was && !is {
         new.effective = Caps::empty();
-    } else if old.euid != 0 && new.euid == 0 {
+    } else if !was && is {
         new.effective = new.permitted;
     }
 }
@@ -52,9 +53,10 @@ fn fix_fs_caps(old_fsuid: u32, new: &mut Credentials) {
     if new.securebits & SECBIT_NO_SETUID_FIXUP != 0 {
         return;
     }
-    if old_fsuid == 0 && new.fsuid != 0 {
+    let (was, is) = (new.is_root(old_fsuid), new.is_root(new.fsuid));
+    if was && !is {
         new.effective &= !FS_CAPS;
-    } else if old_fsuid != 0 && new.fsuid == 0 {
+    } else if !was && is {
         new.effective |= new.permitted & FS_CAPS;
     }
 }
@@ -83,7 +85,7 @@ impl Task {
         }
         self.change_ids(|c| {
             let old = c.clone();
-            if c.has(Caps::SETUID) {
+            if c.has_in_own(Caps::SETUID) {
                 c.uid = uid;
                 c.suid = uid;
             } else if uid != c.uid && uid != c.suid {
@@ -102,7 +104,7 @@ impl Task {
             return Err(Errno::EINVAL);
         }
         self.change_ids(|c| {
-            if c.has(Caps::SETGID) {
+            if c.has_in_own(Caps::SETGID) {
                 c.gid = gid;
                 c.sgid = gid;
             } else if gid != c.gid && gid != c.sgid {
@@ -118,7 +120,7 @@ impl Task {
     pub fn setreuid(&self, ruid: u32, euid: u32) -> Result<()> {
         self.change_ids(|c| {
             let old = c.clone();
-            let able = c.has(Caps::SETUID);
+            let able = c.has_in_own(Caps::SETUID);
             if ruid != SAME {
                 if !able && ruid != old.uid && ruid != old.euid {
                     return Err(Errno::EPERM);
@@ -144,7 +146,7 @@ impl Task {
     pub fn setregid(&self, rgid: u32, egid: u32) -> Result<()> {
         self.change_ids(|c| {
             let old = c.clone();
-            let able = c.has(Caps::SETGID);
+            let able = c.has_in_own(Caps::SETGID);
             if rgid != SAME {
                 if !able && rgid != old.gid && rgid != old.egid {
                     return Err(Errno::EPERM);
@@ -170,7 +172,7 @@ impl Task {
         self.change_ids(|c| {
             let old = c.clone();
             let had = [old.uid, old.euid, old.suid];
-            if !c.has(Caps::SETUID) && ids.iter().any(|i| *i != SAME && !had.contains(i)) {
+            if !c.has_in_own(Caps::SETUID) && ids.iter().any(|i| *i != SAME && !had.contains(i)) {
                 return Err(Errno::EPERM);
             }
             for (slot, id) in [&mut c.uid, &mut c.euid, &mut c.suid].into_iter().zip(ids) {
@@ -188,7 +190,7 @@ impl Task {
     pub fn setresgid(&self, ids: [u32; 3]) -> Result<()> {
         self.change_ids(|c| {
             let had = [c.gid, c.egid, c.sgid];
-            if !c.has(Caps::SETGID) && ids.iter().any(|i| *i != SAME && !had.contains(i)) {
+            if !c.has_in_own(Caps::SETGID) && ids.iter().any(|i| *i != SAME && !had.contains(i)) {
                 return Err(Errno::EPERM);
             }
             for (slot, id) in [&mut c.gid, &mut c.egid, &mut c.sgid].into_iter().zip(ids) {
@@ -206,7 +208,7 @@ impl Task {
         let old = self.credentials().fsuid;
         // A refusal is not an error here.
         let _ = self.change_ids(|c| {
-            if ![c.uid, c.euid, c.suid, c.fsuid].contains(&uid) && !c.has(Caps::SETUID) || uid == SAME {
+            if ![c.uid, c.euid, c.suid, c.fsuid].contains(&uid) && !c.has_in_own(Caps::SETUID) || uid == SAME {
                 return Err(Errno::EPERM);
             }
             c.fsuid = uid;
@@ -221,7 +223,7 @@ impl Task {
         let old = self.credentials().fsgid;
         // A refusal is not an error here.
         let _ = self.change_ids(|c| {
-            if ![c.gid, c.egid, c.sgid, c.fsgid].contains(&gid) && !c.has(Caps::SETGID) || gid == SAME {
+            if ![c.gid, c.egid, c.sgid, c.fsgid].contains(&gid) && !c.has_in_own(Caps::SETGID) || gid == SAME {
                 return Err(Errno::EPERM);
             }
             c.fsgid = gid;
@@ -233,7 +235,7 @@ impl Task {
     /// capset(2) of the caller's own sets.
     pub fn capset(&self, effective: Caps, permitted: Caps, inheritable: Caps) -> Result<()> {
         self.change_credentials(|c| {
-            if !c.has(Caps::SETPCAP) && !(c.inheritable | c.permitted).contains(inheritable) {
+            if !c.has_in_own(Caps::SETPCAP) && !(c.inheritable | c.permitted).contains(inheritable) {
                 return Err(Errno::EPERM);
             }
             if !(c.inheritable | c.bounding).contains(inheritable)

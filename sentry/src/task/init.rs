@@ -9,6 +9,7 @@ use super::{Task, ThreadGroup, exec, run, session};
 use crate::kernel::Kernel;
 use crate::loader::{self, LoadRequest};
 use crate::mm::{AddressSpace, Charge};
+use crate::ns::Owner;
 use crate::ns::cgroup::CgroupNamespace;
 use crate::ns::ipc::IpcNamespace;
 use crate::ns::user::Credentials;
@@ -67,9 +68,9 @@ impl Kernel {
         }
         let nsproxy = Arc::new(NsProxy {
             uts: self.uts.clone(),
-            ipc: Arc::new(IpcNamespace::new(None)),
+            ipc: Arc::new(IpcNamespace::new(Owner::initial())),
             net: self.net.clone(),
-            cgroup: Arc::new(CgroupNamespace::new(None)),
+            cgroup: Arc::new(CgroupNamespace::new(Owner::initial())),
             mnt: config.fs.root.mount.namespace(),
             pid_for_children: self.root_pid_ns.clone(),
         });

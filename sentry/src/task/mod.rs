@@ -30,6 +30,7 @@ pub mod task;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod thread_group;
+pub mod user_namespace;
 pub mod wait;
 
 pub use pid::Pid;

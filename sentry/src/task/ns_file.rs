@@ -67,7 +67,7 @@ impl Namespace {
             Kind::Net => Namespace::Net(proxy.net.clone()),
             Kind::Uts => Namespace::Uts(proxy.uts.clone()),
             Kind::Time | Kind::TimeForChildren => Namespace::Time,
-            Kind::User => Namespace::User,
+            Kind::User => Namespace::User(task.credentials().user_ns.clone()),
         })
     }
 
@@ -79,7 +79,7 @@ impl Namespace {
             Namespace::Net(_) => "net",
             Namespace::Pid(_) => "pid",
             Namespace::Time => "time",
-            Namespace::User => "user",
+            Namespace::User(_) => "user",
             Namespace::Uts(_) => "uts",
         }
     }
@@ -91,7 +91,7 @@ impl Namespace {
             Namespace::Ipc(n) => n.number(),
             Namespace::Uts(n) if Arc::ptr_eq(&kernel.uts, n) => 0xefff_fffe,
             Namespace::Uts(n) => n.number(),
-            Namespace::User => 0xefff_fffd,
+            Namespace::User(n) => n.number(),
             Namespace::Pid(n) if n.level() == 0 => 0xefff_fffc,
             Namespace::Pid(n) => n.number(),
             Namespace::Cgroup(n) if kernel.first_ns().is_some_and(|f| Arc::ptr_eq(&f.cgroup, n)) => 0xefff_fffb,
@@ -168,22 +168,31 @@ impl FileOps for NsFile {
         let by = caller.as_any().downcast_ref::<Task>().ok_or(Errno::ENOTTY)?;
         match request {
             request::NSTYPE => Ok(self.namespace.flag()),
-            // All belong to the one user namespace, which has no parent that could be told.
-            request::USERNS if matches!(self.namespace, Namespace::User) => Err(Errno::EPERM),
-            request::USERNS => self.descriptor(by, Namespace::User),
+            request::USERNS => {
+                // The caller must be in it or above.
+                let owner = self.namespace.owner().filter(|o| o.is_within(&by.credentials().user_ns));
+                self.descriptor(by, Namespace::User(owner.ok_or(Errno::EPERM)?))
+            }
             request::PARENT => match &self.namespace {
                 Namespace::Pid(ns) => {
                     let parent = ns.parent().filter(|p| p.is_within(by.pid_namespace())).ok_or(Errno::EPERM)?;
                     self.descriptor(by, Namespace::Pid(parent.clone()))
                 }
-                Namespace::User => Err(Errno::EPERM),
+                Namespace::User(ns) => {
+                    let own = by.credentials().user_ns.clone();
+                    let parent = ns.parent().filter(|p| p.is_within(&own)).ok_or(Errno::EPERM)?;
+                    self.descriptor(by, Namespace::User(parent.clone()))
+                }
                 _ => Err(Errno::EINVAL),
             },
-            request::OWNER_UID => match self.namespace {
-                Namespace::User => by.space()?.write(UserPtr::new(UserAddr(arg)), &0u32).map(|()| 0),
+            request::OWNER_UID => match &self.namespace {
+                Namespace::User(ns) => {
+                    let uid = by.credentials().user_ns.shown_user(ns.owner());
+                    by.space()?.write(UserPtr::new(UserAddr(arg)), &uid).map(|()| 0)
+                }
                 _ => Err(Errno::EINVAL),
             },
-            request::MNTNS_ID => match self.namespace {
+            request::MNTNS_ID => match &self.namespace {
                 Namespace::Mnt(_) => {
                     let id = self.namespace.number(&self.kernel);
                     by.space()?.write(UserPtr::new(UserAddr(arg)), &id).map(|()| 0)

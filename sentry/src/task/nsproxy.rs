@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use super::clone::flag::*;
-use super::{PidNamespace, Task};
+use super::{PidNamespace, Task, user_namespace};
+use crate::ns::Owner;
 use crate::ns::cgroup::CgroupNamespace;
 use crate::ns::ipc::IpcNamespace;
 use crate::ns::net::NetNamespace;
 use crate::ns::ucounts::Counted;
 use crate::ns::user::Caps;
+use crate::ns::user_namespace::UserNamespace;
 use crate::ns::uts::UtsNamespace;
 use crate::vfs::fs_context::FsState;
 use crate::vfs::{FsContext, MountNamespace};
@@ -35,18 +37,25 @@ pub struct NsProxy {
 }
 
 impl NsProxy {
-    /// A copy with a new namespace for each CLONE_NEW* flag, made for `task`. With CLONE_NEWNS the places of `fs` move to the copy
+    /// A copy with a new namespace for each CLONE_NEW* flag, made for `task` and belonging to
+    /// `user_ns`. With CLONE_NEWNS the places of `fs` move to the copy
     /// of the mounts. EPERM without CAP_SYS_ADMIN, EINVAL for kinds that do not exist here and for CLONE_NEWPID where the
     /// next child's namespace is another than the task's own already, ENOSPC at a limit.
-    pub(super) fn unshared(self: &Arc<Self>, task: &Task, flags: u64, fs: &mut FsState) -> Result<Arc<NsProxy>> {
+    pub(super) fn unshared(
+        self: &Arc<Self>,
+        task: &Task,
+        flags: u64,
+        user_ns: &Arc<UserNamespace>,
+        fs: &mut FsState,
+    ) -> Result<Arc<NsProxy>> {
         if flags & PRIVILEGED == 0 {
             return Ok(self.clone());
         }
         let credentials = task.credentials();
-        if !credentials.has(Caps::SYS_ADMIN) {
+        if !credentials.has_in(user_ns, Caps::SYS_ADMIN) {
             return Err(Errno::EPERM);
         }
-        let charge = |kind| task.kernel().ucounts.charge(kind, credentials.euid);
+        let charge = |kind| Ok(Owner::new(user_ns, task.kernel().ucounts.charge(kind, credentials.euid)?));
         let mut new = NsProxy::clone(self);
         if flags & NEWNS != 0 {
             let old = new.mnt.as_ref().ok_or(Errno::EINVAL)?;
@@ -56,20 +65,24 @@ impl NsProxy {
             new.uts = Arc::new(new.uts.copy(charge(Counted::Uts)?));
         }
         if flags & NEWIPC != 0 {
-            new.ipc = Arc::new(IpcNamespace::new(Some(charge(Counted::Ipc)?)));
+            new.ipc = Arc::new(IpcNamespace::new(charge(Counted::Ipc)?));
         }
         if flags & NEWPID != 0 {
             let own = task.pid_namespace();
             if !Arc::ptr_eq(&new.pid_for_children, own) {
                 return Err(Errno::EINVAL);
             }
+            // What is inside must not belong to somebody above its surroundings.
+            if !user_ns.is_within(&own.owner.user_ns) {
+                return Err(Errno::EINVAL);
+            }
             new.pid_for_children = PidNamespace::nested(own, || charge(Counted::Pid))?;
         }
         if flags & NEWCGROUP != 0 {
-            new.cgroup = Arc::new(CgroupNamespace::new(Some(charge(Counted::Cgroup)?)));
+            new.cgroup = Arc::new(CgroupNamespace::new(charge(Counted::Cgroup)?));
         }
         if flags & NEWNET != 0 {
-            new.net = NetNamespace::new(Some(charge(Counted::Net)?));
+            new.net = NetNamespace::new(charge(Counted::Net)?);
         }
         if flags & NEWTIME != 0 {
             return Err(Errno::EINVAL);
@@ -93,8 +106,8 @@ pub enum Namespace {
     Cgroup(Arc<CgroupNamespace>),
     /// CLONE_NEWNS.
     Mnt(Arc<MountNamespace>),
-    /// CLONE_NEWUSER: the only one.
-    User,
+    /// CLONE_NEWUSER.
+    User(Arc<UserNamespace>),
     /// CLONE_NEWTIME: the only one.
     Time,
 }
@@ -109,9 +122,23 @@ impl Namespace {
             Namespace::Net(_) => NEWNET,
             Namespace::Cgroup(_) => NEWCGROUP,
             Namespace::Mnt(_) => NEWNS,
-            Namespace::User => NEWUSER,
+            Namespace::User(_) => NEWUSER,
             Namespace::Time => NEWTIME,
         }
+    }
+
+    /// The user namespace that it belongs to (NS_GET_USERNS); None for one that is itself the outermost.
+    pub fn owner(&self) -> Option<Arc<UserNamespace>> {
+        Some(match self {
+            Namespace::Pid(n) => n.owner.user_ns.clone(),
+            Namespace::Uts(n) => n.owner.user_ns.clone(),
+            Namespace::Ipc(n) => n.owner.user_ns.clone(),
+            Namespace::Net(n) => n.owner.user_ns.clone(),
+            Namespace::Cgroup(n) => n.owner.user_ns.clone(),
+            Namespace::Mnt(n) => n.owner.user_ns.clone(),
+            Namespace::User(n) => return n.parent().cloned(),
+            Namespace::Time => UserNamespace::initial().clone(),
+        })
     }
 }
 
@@ -119,10 +146,8 @@ impl Task {
     /// unshare(2).
     pub fn unshare(&self, flags: u64) -> Result<()> {
         const FILES_AND_MORE: u64 = THREAD | FS | SIGHAND | VM | FILES | SYSVSEM;
-        if flags & NEWUSER != 0 {
-            return Err(Errno::EINVAL);
-        }
-        if flags & !(FILES_AND_MORE | PRIVILEGED) != 0 {
+        let flags = if flags & NEWUSER != 0 { flags | THREAD | FS } else { flags };
+        if flags & !(FILES_AND_MORE | PRIVILEGED | NEWUSER) != 0 {
             return Err(Errno::EINVAL);
         }
         if flags & (THREAD | SIGHAND | VM) != 0 && self.group().task_count() != 1 {
@@ -130,7 +155,9 @@ impl Task {
         }
         let mut fs = self.fs().get();
         let old = self.nsproxy()?;
-        let new = old.unshared(self, flags, &mut fs)?;
+        let credentials = if flags & NEWUSER != 0 { Some(user_namespace::in_new_namespace(self)?) } else { None };
+        let user_ns = credentials.as_ref().map_or_else(|| self.credentials().user_ns.clone(), |c| c.user_ns.clone());
+        let new = old.unshared(self, flags, &user_ns, &mut fs)?;
         if flags & FILES != 0 {
             self.unshare_files()?;
         }
@@ -140,7 +167,12 @@ impl Task {
         if !Arc::ptr_eq(&old, &new) {
             self.set_nsproxy(Some(new));
         }
-        Ok(())
+        credentials.map_or(Ok(()), |new| {
+            self.change_credentials(|c| {
+                *c = new;
+                Ok(())
+            })
+        })
     }
 
     /// setns(2): all of `namespaces` or none. EPERM without the capabilities, EINVAL for what the task cannot join: its own user
@@ -149,12 +181,30 @@ impl Task {
         let credentials = self.credentials();
         let mut new = NsProxy::clone(&*self.nsproxy()?);
         let mut fs = None;
+        // The user namespace comes first: what it gives counts for the others.
+        let mut entered = credentials.user_ns.clone();
+        for ns in namespaces {
+            let Namespace::User(user) = ns else { continue };
+            let shared = self.fs();
+            // One handle is the task's, one is ours.
+            if Arc::ptr_eq(user, &credentials.user_ns)
+                || self.group().task_count() != 1
+                || Arc::strong_count(&shared) > 2
+            {
+                return Err(Errno::EINVAL);
+            }
+            if !credentials.has_in(user, Caps::SYS_ADMIN) {
+                return Err(Errno::EPERM);
+            }
+            entered = user.clone();
+        }
         for ns in namespaces {
             match ns {
-                // The one there is is the caller's.
-                Namespace::User => return Err(Errno::EINVAL),
+                Namespace::User(_) => continue,
                 Namespace::Mnt(mnt) => {
-                    if !credentials.has(Caps::SYS_ADMIN | Caps::SYS_CHROOT) {
+                    if !credentials.has_in(&mnt.owner.user_ns, Caps::SYS_ADMIN)
+                        || !credentials.has_in(&entered, Caps::SYS_ADMIN | Caps::SYS_CHROOT)
+                    {
                         return Err(Errno::EPERM);
                     }
                     let shared = self.fs();
@@ -170,7 +220,8 @@ impl Task {
                 Namespace::Time if self.group().task_count() != 1 => return Err(Errno::EUSERS),
                 _ => {}
             }
-            if !credentials.has(Caps::SYS_ADMIN) {
+            let over = |owner: &Arc<UserNamespace>| credentials.has_in(owner, Caps::SYS_ADMIN);
+            if !ns.owner().is_some_and(|owner| over(&owner)) || !over(&entered) {
                 return Err(Errno::EPERM);
             }
             match ns {
@@ -184,13 +235,19 @@ impl Task {
                 Namespace::Ipc(ipc) => new.ipc = ipc.clone(),
                 Namespace::Net(net) => new.net = net.clone(),
                 Namespace::Cgroup(cgroup) => new.cgroup = cgroup.clone(),
-                Namespace::Time | Namespace::User | Namespace::Mnt(_) => {}
+                Namespace::Time | Namespace::User(_) | Namespace::Mnt(_) => {}
             }
         }
         if let Some(fs) = fs {
             self.set_fs(Arc::new(FsContext::new(fs)));
         }
         self.set_nsproxy(Some(Arc::new(new)));
-        Ok(())
+        if Arc::ptr_eq(&entered, &credentials.user_ns) {
+            return Ok(());
+        }
+        self.change_credentials(|c| {
+            c.enter_user_namespace(&entered);
+            Ok(())
+        })
     }
 }

@@ -8,7 +8,7 @@ use super::numbers::Numbers;
 use super::{Pid, ProcessGroup, Session, Task, ThreadGroup};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
-use crate::ns::ucounts::Charge;
+use crate::ns::Owner;
 use crate::{Errno, Result};
 
 /// Deepest nesting of PID namespaces (MAX_PID_NS_LEVEL).
@@ -27,7 +27,8 @@ pub struct PidNamespace {
     parent: Option<Arc<PidNamespace>>,
     level: usize,
     number: u64,
-    _charge: Option<Charge>,
+    /// Whose capabilities count.
+    pub owner: Owner,
     exiting: AtomicBool,
     /// The signal with which its init ends because of reboot(2); 0 for none.
     reboot: AtomicI32,
@@ -37,12 +38,12 @@ pub struct PidNamespace {
 }
 
 impl PidNamespace {
-    fn at_level(parent: Option<Arc<PidNamespace>>, level: usize, charge: Option<Charge>) -> Arc<PidNamespace> {
+    fn at_level(parent: Option<Arc<PidNamespace>>, level: usize, owner: Owner) -> Arc<PidNamespace> {
         Arc::new(PidNamespace {
             parent,
             level,
             number: crate::ns::next_number(),
-            _charge: charge,
+            owner,
             exiting: AtomicBool::new(false),
             reboot: AtomicI32::new(0),
             thinned: WaitQueue::new(),
@@ -61,15 +62,15 @@ impl PidNamespace {
 
     /// The empty namespace of a new sandbox.
     pub fn outermost() -> Arc<PidNamespace> {
-        Self::at_level(None, 0, None)
+        Self::at_level(None, 0, Owner::initial())
     }
 
-    /// An empty namespace inside `parent`, counted by `charge`. ENOSPC beyond the depth limit.
-    pub fn nested(parent: &Arc<PidNamespace>, charge: impl FnOnce() -> Result<Charge>) -> Result<Arc<PidNamespace>> {
+    /// An empty namespace inside `parent`, of `owner`. ENOSPC beyond the depth limit.
+    pub fn nested(parent: &Arc<PidNamespace>, owner: impl FnOnce() -> Result<Owner>) -> Result<Arc<PidNamespace>> {
         if parent.level >= MAX_LEVEL {
             return Err(Errno::ENOSPC);
         }
-        Ok(Self::at_level(Some(parent.clone()), parent.level + 1, Some(charge()?)))
+        Ok(Self::at_level(Some(parent.clone()), parent.level + 1, owner()?))
     }
 
     /// The enclosing namespace.

@@ -97,6 +97,8 @@ pub struct Task {
     own_exit: AtomicU64,
     /// The user whose RLIMIT_NPROC count holds it.
     charged_uid: AtomicU32,
+    /// Its user namespace may still get the maps that say what its ids read as.
+    ids_unsettled: AtomicBool,
     /// Its own memory and, for a leader, its process's.
     _charge: Charge,
 }
@@ -126,6 +128,7 @@ impl Task {
         Arc::new(Task {
             _charge: n.charge,
             charged_uid: AtomicU32::new(n.credentials.uid),
+            ids_unsettled: AtomicBool::new(!n.credentials.ids_are_settled()),
             own_exit: AtomicU64::new(0),
             global_tid: AtomicI32::new(n.pid.global()),
             own_tid: AtomicI32::new(n.pid.own()),
@@ -248,6 +251,22 @@ impl Task {
         self.credentials.lock().clone()
     }
 
+    /// Whether what its ids read as changes only with its credentials: its user namespace has its maps.
+    pub(super) fn ids_are_settled(&self) -> bool {
+        !self.ids_unsettled.load(Ordering::SeqCst) || self.credentials().ids_are_settled()
+    }
+
+    /// Its real user id as it sees it itself.
+    pub fn own_uid(&self) -> u32 {
+        self.shown_uid_of(self)
+    }
+
+    /// The real user id of `other` as this task sees it.
+    pub fn shown_uid_of(&self, other: &Task) -> u32 {
+        let uid = other.credentials().uid;
+        self.credentials().user_ns.shown_user(uid)
+    }
+
     /// Replaces the credentials by a changed copy. Only the task itself changes its credentials.
     pub fn change_credentials(&self, change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<()> {
         let mut new = Credentials::clone(&*self.credentials());
@@ -257,6 +276,7 @@ impl Task {
             self.kernel.charge_user(new.uid);
             self.kernel.uncharge_user(charged);
         }
+        self.ids_unsettled.store(!new.ids_are_settled(), Ordering::SeqCst);
         let old = core::mem::replace(&mut *self.credentials.lock(), Arc::new(new));
         self.answers.change();
         drop(old);

@@ -77,7 +77,7 @@ fn eligible(child: &Arc<ThreadGroup>, waiter: &Arc<Task>, target: &Target, o: Op
 }
 
 fn base(child: &Arc<ThreadGroup>, waiter: &Arc<Task>) -> Report {
-    let uid = child.leader().map_or(0, |l| l.credentials().uid);
+    let uid = child.leader().map_or(0, |l| waiter.shown_uid_of(&l));
     let mut usage = child.usage();
     usage.add(&child.children_usage.get());
     Report { pid: child.pid().number_in(waiter.pid_namespace()), uid, code: 0, si_status: 0, status: 0, usage }
@@ -209,7 +209,7 @@ fn traced_news(
         *found = true;
         let report = |code, si_status, status| Report {
             pid: t.tid_in(waiter.pid_namespace()),
-            uid: t.credentials().uid,
+            uid: waiter.shown_uid_of(t),
             code,
             si_status,
             status,

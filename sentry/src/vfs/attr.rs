@@ -8,6 +8,7 @@ use super::mount::MountFlags;
 use super::path::Lookup;
 use super::{File, PathRef, notify};
 use crate::ns::user::{Caps, Credentials};
+use crate::ns::user_namespace::IdKind;
 use crate::platform::host::AttrChange;
 use crate::{Errno, Result};
 
@@ -39,6 +40,9 @@ pub fn permission(credentials: &Credentials, inode: &std::sync::Arc<dyn Inode>, 
         return Ok(());
     }
     let (mode, uid, gid) = inode.access_attr()?;
+    if dir && credentials.has_over(Caps::DAC_OVERRIDE, uid, gid) {
+        return Ok(());
+    }
     let granted = if credentials.fsuid == uid {
         mode >> 6
     } else if credentials.in_group(gid) {
@@ -50,10 +54,10 @@ pub fn permission(credentials: &Credentials, inode: &std::sync::Arc<dyn Inode>, 
         return Ok(());
     }
     let read_search = if dir { !access.contains(Access::WRITE) } else { access == Access::READ };
-    if read_search && credentials.has(Caps::DAC_READ_SEARCH) {
+    if read_search && credentials.has_over(Caps::DAC_READ_SEARCH, uid, gid) {
         return Ok(());
     }
-    if credentials.has(Caps::DAC_OVERRIDE) && (!access.contains(Access::EXEC) || mode & 0o111 != 0) {
+    if credentials.has_over(Caps::DAC_OVERRIDE, uid, gid) && (!access.contains(Access::EXEC) || mode & 0o111 != 0) {
         return Ok(());
     }
     Err(Errno::EACCES)
@@ -75,7 +79,9 @@ pub fn access(cx: &Lookup<'_>, at: &PathRef, access: Access) -> Result<()> {
 
 /// Whether the caller owns the inode or may act as if.
 pub fn owner_or_capable(credentials: &Credentials, uid: u32) -> bool {
-    credentials.fsuid == uid || credentials.has(Caps::FOWNER)
+    // The owner alone must have a name.
+    credentials.fsuid == uid
+        || credentials.has_in_own(Caps::FOWNER) && credentials.user_ns.from_initial(IdKind::User, uid).is_some()
 }
 
 /// What has attributes: a place, or an open file (which may have none).
@@ -136,7 +142,7 @@ pub fn set_mode(credentials: &Credentials, target: Target<'_>, mode: u32) -> Res
         return Err(Errno::EPERM);
     }
     let mut mode = mode & 0o7777;
-    if !credentials.in_group(stat.gid) && !credentials.has(Caps::FSETID) {
+    if !credentials.in_group(stat.gid) && !credentials.has_over(Caps::FSETID, stat.uid, stat.gid) {
         mode &= !S_ISGID;
     }
     target.set(&AttrChange { mode: Some(mode), ..AttrChange::default() })
@@ -149,7 +155,8 @@ fn mode_without_privileges(credentials: &Credentials, stat: &Stat) -> Option<u32
         mode &= !S_ISUID;
     }
     if mode & S_ISGID != 0
-        && (mode & S_IXGRP != 0 || !(credentials.in_group(stat.gid) || credentials.has(Caps::FSETID)))
+        && (mode & S_IXGRP != 0
+            || !(credentials.in_group(stat.gid) || credentials.has_over(Caps::FSETID, stat.uid, stat.gid)))
     {
         mode &= !S_ISGID;
     }
@@ -161,7 +168,7 @@ pub fn set_owner(credentials: &Credentials, target: Target<'_>, uid: Option<u32>
     target.require_writable()?;
     let stat = target.stat()?;
     let owner = credentials.fsuid == stat.uid;
-    let chown = credentials.has(Caps::CHOWN);
+    let chown = credentials.has_over(Caps::CHOWN, stat.uid, stat.gid);
     if uid.is_some_and(|u| !(chown || owner && u == stat.uid)) {
         return Err(Errno::EPERM);
     }
@@ -237,7 +244,8 @@ pub fn truncate(cx: &Lookup<'_>, at: &PathRef, len: u64) -> Result<()> {
 
 /// The mode a write or truncation by `credentials` leaves, None if unchanged.
 pub fn drop_privileges_mode(credentials: &Credentials, target: Target<'_>) -> Result<Option<u32>> {
-    if credentials.has(Caps::FSETID) {
+    // Whoever has it keeps the bits, whosever the file is.
+    if credentials.has_in_own(Caps::FSETID) {
         return Ok(None);
     }
     Ok(mode_without_privileges(credentials, &target.stat()?))
@@ -245,7 +253,7 @@ pub fn drop_privileges_mode(credentials: &Credentials, target: Target<'_>) -> Re
 
 /// Takes suid and sgid off a regular file that is about to be written.
 pub fn drop_privileges(credentials: &Credentials, file: &File) -> Result<()> {
-    if credentials.has(Caps::FSETID) {
+    if credentials.has_in_own(Caps::FSETID) {
         return Ok(());
     }
     let Some(path) = file.path().filter(|p| p.dentry.kind() == InodeKind::Regular) else { return Ok(()) };
@@ -263,7 +271,7 @@ pub fn drop_privileges(credentials: &Credentials, file: &File) -> Result<()> {
 pub(super) fn for_new_inode(cx: &Lookup<'_>, dir: &PathRef, is_dir: bool, mode: u32) -> Result<(u32, u32, u32)> {
     let credentials = &cx.credentials;
     let mut mode = mode & 0o7777 & !cx.fs.umask;
-    let (dir_mode, _, dir_gid) = dir.inode().access_attr()?;
+    let (dir_mode, dir_uid, dir_gid) = dir.inode().access_attr()?;
     let mut gid = credentials.fsgid;
     if dir_mode & S_ISGID != 0 {
         gid = dir_gid;
@@ -271,7 +279,7 @@ pub(super) fn for_new_inode(cx: &Lookup<'_>, dir: &PathRef, is_dir: bool, mode: 
             mode |= S_ISGID;
         } else if mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP
             && !credentials.in_group(gid)
-            && !credentials.has(Caps::FSETID)
+            && !credentials.has_over(Caps::FSETID, dir_uid, dir_gid)
         {
             mode &= !S_ISGID;
         }

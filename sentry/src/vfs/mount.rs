@@ -1,6 +1,6 @@
 //! Mounts and mount namespaces (mount_namespaces(7)). Owns where file systems hang; never their contents.
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use bitflags::bitflags;
@@ -10,7 +10,7 @@ use super::dentry::DentryCache;
 use super::{Dentry, FileSystem, PathRef};
 use crate::lock::{Mutex, Rank};
 use crate::mm;
-use crate::ns::ucounts::Charge;
+use crate::ns::Owner;
 use crate::platform::{KernelMemory, Platform};
 use crate::{Errno, Result};
 
@@ -35,6 +35,14 @@ bitflags! {
         /// MS_NOSYMFOLLOW.
         const NOSYMFOLLOW = raw::MS_NOSYMFOLLOW;
     }
+}
+
+impl MountFlags {
+    /// What says when access times are kept.
+    pub const ATIME: MountFlags = MountFlags::NOATIME.union(MountFlags::NODIRATIME).union(MountFlags::RELATIME);
+    /// What a user namespace cannot take off mounts it was given (mount_namespaces(7)).
+    const RESTRICTIVE: MountFlags =
+        MountFlags::RDONLY.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 }
 
 /// Unused dentries kept for one file system.
@@ -93,6 +101,10 @@ pub struct Mount {
     root: Arc<Dentry>,
     source: Vec<u8>,
     flags: AtomicU32,
+    /// Flags that must stay, with a bit of its own for access times.
+    locked: AtomicU32,
+    /// It stays where it is: it came with the rest from a more privileged user namespace.
+    fixed: AtomicBool,
     attached: Mutex<Attached>,
     /// Mounts on dentries of this mount, by the address of the dentry, which the child keeps alive.
     children: Mutex<HashMap<usize, Arc<Mount>>>,
@@ -116,6 +128,8 @@ impl Mount {
             root,
             source,
             flags: AtomicU32::new(flags.bits()),
+            locked: AtomicU32::new(0),
+            fixed: AtomicBool::new(false),
             attached: Mutex::new(Rank::Leaf, Attached::default()),
             children: Mutex::new(Rank::Leaf, HashMap::new()),
         })
@@ -158,9 +172,36 @@ impl Mount {
         MountFlags::from_bits_retain(self.flags.load(Ordering::Relaxed))
     }
 
-    /// Changes the flags (MS_REMOUNT | MS_BIND).
-    pub fn set_flags(&self, flags: MountFlags) {
+    /// Changes the flags (MS_REMOUNT | MS_BIND). EPERM for those that must stay.
+    pub fn set_flags(&self, flags: MountFlags) -> Result<()> {
+        let locked = MountFlags::from_bits_retain(self.locked.load(Ordering::Relaxed));
+        let atime_changes = (self.flags() ^ flags).intersects(MountFlags::ATIME & !MountFlags::RELATIME);
+        if !flags.contains(locked & MountFlags::RESTRICTIVE) || locked.intersects(MountFlags::ATIME) && atime_changes {
+            return Err(Errno::EPERM);
+        }
         self.flags.store(flags.bits(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A mount of the same at another place, or in another namespace.
+    fn duplicate(&self, root: Arc<Dentry>) -> Arc<Mount> {
+        let copy = Mount::new(self.sb.clone(), root, self.source.clone(), self.flags());
+        copy.locked.store(self.locked.load(Ordering::Relaxed), Ordering::Relaxed);
+        copy.fixed.store(self.fixed.load(Ordering::Relaxed), Ordering::Relaxed);
+        copy
+    }
+
+    /// It comes into a less privileged user namespace, `whole` if what it is on comes with it.
+    fn lock_for_less(&self, whole: bool) {
+        let locked = (self.flags() & MountFlags::RESTRICTIVE) | MountFlags::RELATIME;
+        self.locked.fetch_or(locked.bits(), Ordering::Relaxed);
+        if whole {
+            self.fixed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn is_fixed(&self) -> bool {
+        self.fixed.load(Ordering::Relaxed)
     }
 
     /// EROFS on a read-only mount.
@@ -234,7 +275,8 @@ impl Mount {
 /// A tree of mounts.
 pub struct MountNamespace {
     number: u64,
-    _charge: Option<Charge>,
+    /// Whose capabilities count.
+    pub owner: Owner,
     root: Mutex<Option<Arc<Mount>>>,
     /// Serializes changes of the tree.
     changes: Mutex<Changes>,
@@ -270,13 +312,13 @@ impl MountNamespace {
         let sb = SuperBlock::new(root);
         let dentry = sb.root.clone();
         let source = sb.fs.name().as_bytes().to_vec();
-        Self::with_root(Mount::new(sb, dentry, source, MountFlags::empty()), None)
+        Self::with_root(Mount::new(sb, dentry, source, MountFlags::empty()), Owner::initial())
     }
 
-    fn with_root(mount: Arc<Mount>, charge: Option<Charge>) -> Arc<MountNamespace> {
+    fn with_root(mount: Arc<Mount>, owner: Owner) -> Arc<MountNamespace> {
         let ns = Arc::new(MountNamespace {
             number: crate::ns::next_number(),
-            _charge: charge,
+            owner,
             root: Mutex::new(Rank::Leaf, Some(mount.clone())),
             changes: Mutex::new(Rank::Mount, Changes { count: 1, charge: None }),
         });
@@ -354,7 +396,7 @@ impl MountNamespace {
         if !Arc::ptr_eq(mount.root(), &from.dentry) || !ours(mount) || !ours(&at.mount) {
             return Err(Errno::EINVAL);
         }
-        let Some(on) = mount.mountpoint() else { return Err(Errno::EINVAL) };
+        let Some(on) = mount.mountpoint().filter(|_| !mount.is_fixed()) else { return Err(Errno::EINVAL) };
         if at.dentry.is_dir() != mount.root.is_dir() {
             return Err(Errno::ENOTDIR);
         }
@@ -371,7 +413,14 @@ impl MountNamespace {
         if from.dentry.is_dir() != at.dentry.is_dir() {
             return Err(Errno::ENOTDIR);
         }
+        // What a fixed mount hides must stay hidden.
+        let hides =
+            |m: &Arc<Mount>| m.is_fixed() && m.mountpoint().is_some_and(|on| from.dentry.is_ancestor_of(&on.dentry));
+        if !recursive && from.mount.child_mounts().iter().any(hides) {
+            return Err(Errno::EINVAL);
+        }
         let copy = copy_tree(&from.mount, &from.dentry, recursive, &mut Vec::new());
+        copy.fixed.store(false, Ordering::Relaxed);
         self.attach(&copy, at).inspect_err(|_| take_apart(&copy))?;
         Ok(copy)
     }
@@ -405,7 +454,7 @@ impl MountNamespace {
         if !Arc::ptr_eq(mount.root(), &dentry) || !mount.namespace().is_some_and(|ns| Arc::ptr_eq(&ns, self)) {
             return Err(Errno::EINVAL);
         }
-        let Some(on) = mount.mountpoint() else { return Err(Errno::EINVAL) };
+        let Some(on) = mount.mountpoint().filter(|_| !mount.is_fixed()) else { return Err(Errno::EINVAL) };
         drop(dentry);
         if !lazy {
             // One handle is the parent's, one is ours.
@@ -443,7 +492,8 @@ impl MountNamespace {
         if !put_old.is_beneath(new_root) {
             return Err(Errno::EINVAL);
         }
-        let Some(on) = mount.mountpoint() else { return Err(Errno::EINVAL) };
+        let Some(on) = mount.mountpoint().filter(|_| !mount.is_fixed()) else { return Err(Errno::EINVAL) };
+        mount.fixed.store(old.fixed.swap(false, Ordering::Relaxed), Ordering::Relaxed);
         // A root that itself covers something leaves its place to the new one.
         let below = old.mountpoint();
         unhang(mount, &on);
@@ -464,7 +514,7 @@ impl MountNamespace {
     }
 
     /// A copy of the namespace (CLONE_NEWNS) and, for each of `places`, the same place in the copy.
-    pub fn copy(self: &Arc<Self>, places: &mut [&mut PathRef], charge: Charge) -> Result<Arc<MountNamespace>> {
+    pub fn copy(self: &Arc<Self>, places: &mut [&mut PathRef], owner: Owner) -> Result<Arc<MountNamespace>> {
         let changes = self.changes.lock();
         // Before the copy, which may be large.
         let cost = changes.count.saturating_mul(MOUNT_COST);
@@ -472,7 +522,12 @@ impl MountNamespace {
         let root = self.root.lock_nested().clone().ok_or(Errno::ENOENT)?;
         let mut pairs = Vec::new();
         let copy = copy_tree(&root, root.root(), true, &mut pairs);
-        let ns = Self::with_root(copy, Some(charge));
+        if !Arc::ptr_eq(&self.owner.user_ns, &owner.user_ns) {
+            for (_, new) in &pairs {
+                new.lock_for_less(!Arc::ptr_eq(new, &copy));
+            }
+        }
+        let ns = Self::with_root(copy, owner);
         *ns.changes.lock_nested() = Changes { count: pairs.len(), charge: memory };
         for (_, new) in &pairs {
             new.attached.lock_nested().namespace = Arc::downgrade(&ns);
@@ -570,7 +625,7 @@ fn copy_tree(
     recursive: bool,
     pairs: &mut Vec<(Arc<Mount>, Arc<Mount>)>,
 ) -> Arc<Mount> {
-    let top = Mount::new(mount.sb.clone(), root.clone(), mount.source.clone(), mount.flags());
+    let top = mount.duplicate(root.clone());
     pairs.push((mount.clone(), top.clone()));
     if !recursive {
         return top;
@@ -583,7 +638,7 @@ fn copy_tree(
             if at == first && !root.is_ancestor_of(&on.dentry) {
                 continue;
             }
-            let copy = Mount::new(child.sb.clone(), child.root.clone(), child.source.clone(), child.flags());
+            let copy = child.duplicate(child.root.clone());
             hang(&copy, PathRef { mount: new.clone(), dentry: on.dentry });
             pairs.push((child, copy));
         }

@@ -36,8 +36,8 @@ fn may_delete(credentials: &Credentials, dir: &PathRef, victim: &Dentry, as_dir:
     if !credentials.has(Caps::FOWNER) {
         let (mode, dir_uid, _) = dir.inode().access_attr()?;
         if mode & S_ISVTX != 0 && credentials.fsuid != dir_uid {
-            let (_, uid, _) = victim.inode().access_attr()?;
-            if credentials.fsuid != uid {
+            let (_, uid, gid) = victim.inode().access_attr()?;
+            if credentials.fsuid != uid && !credentials.has_over(Caps::FOWNER, uid, gid) {
                 return Err(Errno::EPERM);
             }
         }

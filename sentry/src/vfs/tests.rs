@@ -177,7 +177,7 @@ fn mounts_cover_and_uncover() {
     assert_eq!(w.text("/bound/file"), "/bound/file");
     assert_eq!(w.text("/bound/.."), "/");
     let bound = w.find("/bound").unwrap();
-    bound.mount.set_flags(MountFlags::RDONLY | MountFlags::NOEXEC);
+    bound.mount.set_flags(MountFlags::RDONLY | MountFlags::NOEXEC).unwrap();
     drop(bound);
     assert_eq!(w.open("/bound/file", raw::O_WRONLY).err(), Some(Errno::EROFS));
     assert_eq!(w.mkdir("/bound/x").err(), Some(Errno::EROFS));

@@ -9,6 +9,7 @@ use super::node::{FIRST_PROCESS, Node, What, kind_of};
 use super::{Cx, Reader};
 use crate::lock::{Mutex, Rank};
 use crate::mm::{AddressSpace, Charge, IoDest, IoSource};
+use crate::ns::user::Credentials;
 use crate::platform::KernelMemory;
 use crate::task::Task;
 use crate::vfs::file::Caller;
@@ -18,6 +19,7 @@ use crate::{Errno, Result};
 /// A text made when reading begins, and again when it begins anew at 0.
 pub(super) struct TextFile {
     node: Arc<Node>,
+    opener: Arc<Credentials>,
     made: Mutex<Option<Made>>,
 }
 
@@ -25,13 +27,20 @@ pub(super) struct TextFile {
 type Made = (Arc<[u8]>, Charge);
 
 impl TextFile {
-    pub(super) fn new(node: Arc<Node>) -> TextFile {
-        TextFile { node, made: Mutex::new(Rank::Leaf, None) }
+    pub(super) fn new(node: Arc<Node>, opener: Arc<Credentials>) -> TextFile {
+        TextFile { node, opener, made: Mutex::new(Rank::Leaf, None) }
+    }
+
+    /// What is known with `task` as the reader or writer.
+    fn context(&self, task: Option<&Task>) -> Cx {
+        let opener = &self.opener;
+        let reader =
+            task.map(|t| Reader { uts: t.uts(), pid_namespace: t.pid_namespace().clone(), opener: opener.clone() });
+        Cx { reader, ..self.node.cx.clone() }
     }
 
     fn make(&self, caller: Option<&Task>) -> Result<Vec<u8>> {
-        let reader = caller.map(|t| Reader { uts: t.uts(), pid_namespace: t.pid_namespace().clone() });
-        let cx = Cx { reader, ..self.node.cx.clone() };
+        let cx = self.context(caller);
         match &self.node.row.what {
             What::Text { make, .. } => make(&cx),
             What::FdInfo => fd::info(&cx, self.node.number),
@@ -86,7 +95,7 @@ impl FileOps for TextFile {
         let mut value = vec![0; n.min(WRITE_MAX)];
         let got = src.take(&mut value)?;
         value.truncate(got);
-        store(&self.node.cx, caller, &value)?;
+        store(&self.context(caller.as_any().downcast_ref()), caller, &value)?;
         Ok(got)
     }
 

@@ -13,6 +13,7 @@ mod stat;
 mod status;
 mod sysctl;
 mod system;
+mod user_ns;
 
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ use node::{Node, Store, What};
 use crate::fs::new_device;
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
+use crate::ns::user::Credentials;
+use crate::ns::user_namespace::UserNamespace;
 use crate::ns::uts::UtsNamespace;
 use crate::task::{Pid, PidNamespace, Task, ThreadGroup};
 use crate::vfs::file::Caller;
@@ -67,6 +70,8 @@ pub(crate) struct Cx {
 pub(crate) struct Reader {
     pub(crate) uts: Arc<UtsNamespace>,
     pub(crate) pid_namespace: Arc<PidNamespace>,
+    /// Who opened the file.
+    pub(crate) opener: Arc<Credentials>,
 }
 
 impl Cx {
@@ -91,6 +96,11 @@ impl Cx {
     /// Whether the subject is a single thread of `task/`.
     pub(crate) fn single(&self) -> bool {
         matches!(self.scope, Scope::Thread(_))
+    }
+
+    /// The user namespace whose ids a text shows: that of whoever opened the file.
+    pub(crate) fn user_ns(&self) -> &Arc<UserNamespace> {
+        self.reader.as_ref().map_or_else(|| UserNamespace::initial(), |r| &r.opener.user_ns)
     }
 
     pub(crate) fn kernel(&self) -> &Arc<Kernel> {
@@ -151,14 +161,15 @@ pub(crate) fn may_inspect(caller: &dyn Caller, task: &Task) -> Result<()> {
     if caller.as_any().downcast_ref::<Task>().is_some_and(|c| Arc::ptr_eq(c.group(), task.group())) {
         return Ok(());
     }
-    if by.has(crate::ns::user::Caps::SYS_PTRACE) {
+    let of = task.credentials();
+    if by.has_in(&of.user_ns, crate::ns::user::Caps::SYS_PTRACE) {
         return Ok(());
     }
-    let of = task.credentials();
+    let inside = Arc::ptr_eq(&by.user_ns, &of.user_ns);
     let same = [of.euid, of.suid, of.uid].iter().all(|&u| u == by.fsuid)
         && [of.egid, of.sgid, of.gid].iter().all(|&g| g == by.fsgid);
     let dumpable = task.space().map_or(1, |s| s.dumpable()) == 1;
-    if same && dumpable && by.permitted.contains(of.permitted) { Ok(()) } else { Err(Errno::EACCES) }
+    if same && dumpable && inside && by.permitted.contains(of.permitted) { Ok(()) } else { Err(Errno::EACCES) }
 }
 
 /// A row of a directory: a name and what it is.

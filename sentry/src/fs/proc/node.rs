@@ -297,9 +297,9 @@ impl Inode for Node {
                 if flags.writable() && store.is_none() {
                     return Err(Errno::EACCES);
                 }
-                Ok(OpenResult::Ops(Arc::new(TextFile::new(self))))
+                Ok(OpenResult::Ops(Arc::new(TextFile::new(self, caller.credentials()))))
             }
-            What::FdInfo => Ok(OpenResult::Ops(Arc::new(TextFile::new(self)))),
+            What::FdInfo => Ok(OpenResult::Ops(Arc::new(TextFile::new(self, caller.credentials())))),
             What::Mem => {
                 let task = self.cx.task()?;
                 may_inspect(caller, &task)?;

@@ -5,7 +5,7 @@ use guest_abi::UserAddr;
 use linux_raw_sys::general::RLIM_INFINITY;
 
 use super::node::What;
-use super::{Cx, Row, dir, guarded, maps, setting, stat, status, text};
+use super::{Cx, Row, dir, guarded, maps, setting, stat, status, text, user_ns};
 use crate::task::Task;
 use crate::task::limits::Resource;
 use crate::task::ns_file::Kind;
@@ -77,10 +77,10 @@ macro_rules! rows {
             setting("loginuid", 0o644, |_| Ok(b"4294967295".to_vec()), |_, _, _| Err(Errno::EPERM)),
             text("sessionid", 0o444, |_| Ok(b"4294967295".to_vec())),
             guarded("io", 0o400, io),
-            setting("uid_map", 0o644, id_map, |_, _, _| Err(Errno::EPERM)),
-            setting("gid_map", 0o644, id_map, |_, _, _| Err(Errno::EPERM)),
-            setting("projid_map", 0o644, id_map, |_, _, _| Err(Errno::EPERM)),
-            setting("setgroups", 0o644, |_| Ok(b"allow\n".to_vec()), set_setgroups),
+            setting("uid_map", 0o644, user_ns::uid_map, user_ns::set_uid_map),
+            setting("gid_map", 0o644, user_ns::gid_map, user_ns::set_gid_map),
+            setting("projid_map", 0o644, user_ns::projid_map, user_ns::set_projid_map),
+            setting("setgroups", 0o644, user_ns::setgroups, user_ns::set_setgroups),
         ]
     };
 }
@@ -335,13 +335,4 @@ fn io(cx: &Cx) -> Result<Vec<u8>> {
     // Bytes are not counted; zeroes are what Linux shows for a task that did no I/O.
     cx.task()?;
     Ok(b"rchar: 0\nwchar: 0\nsyscr: 0\nsyscw: 0\nread_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0\n".to_vec())
-}
-
-fn id_map(_: &Cx) -> Result<Vec<u8>> {
-    Ok(format!("{:>10} {:>10} {:>10}\n", 0, 0, u32::MAX).into_bytes())
-}
-
-fn set_setgroups(_: &Cx, _: &dyn Caller, value: &[u8]) -> Result<()> {
-    // The initial user namespace has its maps already: only what is so may be said.
-    if value.strip_suffix(b"\n").unwrap_or(value) == b"allow" { Ok(()) } else { Err(Errno::EPERM) }
 }

@@ -80,7 +80,8 @@ pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
     let pid = task.pid();
     let c = &credentials;
     let fd_size = task.files().end().div_ceil(64).max(1) * 64;
-    let groups: String = c.groups.iter().fold(String::new(), |text, g| text + &format!("{g} "));
+    let user_ns = cx.user_ns();
+    let groups: String = c.groups.iter().fold(String::new(), |text, &g| text + &format!("{} ", user_ns.shown_group(g)));
     let _ = write!(
         s,
         "\nUmask:\t{:04o}\nState:\t{letter} ({word})\nTgid:\t{}\nNgid:\t0\nPid:\t{}\nPPid:\t{}\nTracerPid:\t{}\n\
@@ -91,14 +92,14 @@ pub(super) fn status(cx: &Cx) -> Result<Vec<u8>> {
         cx.number(&task.pid()),
         group.parent_number_in(ns),
         task.tracing.tracer().map_or(0, |t| t.tid_in(ns)),
-        c.uid,
-        c.euid,
-        c.suid,
-        c.fsuid,
-        c.gid,
-        c.egid,
-        c.sgid,
-        c.fsgid,
+        user_ns.shown_user(c.uid),
+        user_ns.shown_user(c.euid),
+        user_ns.shown_user(c.suid),
+        user_ns.shown_user(c.fsuid),
+        user_ns.shown_group(c.gid),
+        user_ns.shown_group(c.egid),
+        user_ns.shown_group(c.sgid),
+        user_ns.shown_group(c.fsgid),
         numbers(cx, &pid, group.pid()),
         numbers(cx, &pid, &pid),
         numbers(cx, &pid, pg.pid()),

@@ -180,7 +180,8 @@ static USER_ROWS: &[Row] = &[
     namespaces!("max_mnt_namespaces", Counted::Mnt),
     namespaces!("max_net_namespaces", Counted::Net),
     namespaces!("max_pid_namespaces", Counted::Pid),
-    fixed!("max_user_namespaces", "0"),
+    namespaces!("max_time_namespaces", Counted::Time),
+    namespaces!("max_user_namespaces", Counted::User),
     namespaces!("max_uts_namespaces", Counted::Uts),
 ];
 
@@ -222,15 +223,13 @@ fn names(cx: &Cx, which: usize) -> Result<Vec<u8>> {
 }
 
 fn set_name(cx: &Cx, caller: &dyn Caller, value: &[u8], set: fn(&UtsNamespace, Vec<u8>)) -> Result<()> {
-    if !caller.credentials().has(Caps::SYS_ADMIN) {
+    let uts = caller.as_any().downcast_ref::<Task>().map_or_else(|| cx.kernel().uts.clone(), Task::uts);
+    if !caller.credentials().has_in(&uts.owner.user_ns, Caps::SYS_ADMIN) {
         return Err(Errno::EPERM);
     }
     let mut name: Vec<u8> = value.iter().copied().take_while(|&b| b != b'\n' && b != 0).collect();
     name.truncate(64);
-    match caller.as_any().downcast_ref::<Task>() {
-        Some(task) => set(&task.uts(), name),
-        None => set(&cx.kernel().uts, name),
-    }
+    set(&uts, name);
     Ok(())
 }
 
@@ -242,7 +241,7 @@ fn set_threads_max(cx: &Cx, caller: &dyn Caller, value: &[u8]) -> Result<()> {
 }
 
 fn set_pid_max(cx: &Cx, caller: &dyn Caller, value: &[u8]) -> Result<()> {
-    if !caller.credentials().has(Caps::SYS_ADMIN) {
+    if !caller.credentials().has_in(&cx.shared.ns.owner.user_ns, Caps::SYS_ADMIN) {
         return Err(Errno::EPERM);
     }
     let max = i32::try_from(parse_number(value)?).map_err(|_| Errno::EINVAL)?;
@@ -253,7 +252,8 @@ fn set_pid_max(cx: &Cx, caller: &dyn Caller, value: &[u8]) -> Result<()> {
 fn set_last_pid(_: &Cx, caller: &dyn Caller, value: &[u8]) -> Result<()> {
     let task = caller.as_any().downcast_ref::<Task>().ok_or(Errno::EPERM)?;
     let credentials = task.credentials();
-    if !credentials.has(Caps::SYS_ADMIN) && !credentials.has(Caps::CHECKPOINT_RESTORE) {
+    let owner = &task.pid_namespace().owner.user_ns;
+    if !credentials.has_in(owner, Caps::SYS_ADMIN) && !credentials.has_in(owner, Caps::CHECKPOINT_RESTORE) {
         return Err(Errno::EPERM);
     }
     let ns = task.pid_namespace();

@@ -26,7 +26,9 @@ pub fn create(task: &Arc<Task>, domain: u16, kind: u32, protocol: i32) -> Result
         (Some(SocketType::Stream), 0 | IPPROTO_TCP) => Ok(tcp::TcpSocket::new(&task.kernel().platform, net, domain)),
         (Some(SocketType::Datagram), 0 | IPPROTO_UDP) => Ok(udp::UdpSocket::new(&task.kernel().platform, net, domain)),
         (Some(SocketType::Stream | SocketType::Datagram), _) => Err(Errno::EPROTONOSUPPORT),
-        (Some(SocketType::Raw), _) if !task.credentials().has(Caps::NET_RAW) => Err(Errno::EPERM),
+        (Some(SocketType::Raw), _) if !task.credentials().has_in(&net.owner.user_ns, Caps::NET_RAW) => {
+            Err(Errno::EPERM)
+        }
         (Some(SocketType::Raw), _) => Err(Errno::EPROTONOSUPPORT),
         _ => Err(Errno::ESOCKTNOSUPPORT),
     }

@@ -103,7 +103,7 @@ fn conflicts(uses: &[PortUse], wanted: &Wanted, protocol: Protocol) -> bool {
 pub fn hold(task: &Task, net: &Arc<NetNamespace>, protocol: Protocol, wanted: Wanted) -> Result<Arc<PortHold>> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let asked = wanted.addr.port();
-    if asked != 0 && asked < UNPRIVILEGED && !task.credentials().has(Caps::NET_BIND_SERVICE) {
+    if asked != 0 && asked < UNPRIVILEGED && !task.credentials().has_in(&net.owner.user_ns, Caps::NET_BIND_SERVICE) {
         return Err(Errno::EACCES);
     }
     let mut ports = table(net, protocol).lock();

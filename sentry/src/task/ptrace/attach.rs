@@ -49,7 +49,8 @@ pub fn trace_me(task: &Arc<Task>) -> Result<()> {
     if let Some(parent) = task.group().parent_task().filter(|p| p.must_exit().is_none()) {
         // The child consents: only what it could do beyond its parent counts.
         let (by, own) = (parent.credentials(), task.credentials());
-        if !by.permitted.contains(own.permitted) && !by.has(Caps::SYS_PTRACE) {
+        let inside = Arc::ptr_eq(&by.user_ns, &own.user_ns) && by.permitted.contains(own.permitted);
+        if !inside && !by.has_in(&own.user_ns, Caps::SYS_PTRACE) {
             return Err(Errno::EPERM);
         }
         link(task, &parent, 0, 0, &kinship);

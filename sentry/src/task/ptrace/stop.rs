@@ -87,7 +87,7 @@ pub async fn stand(task: &Arc<Task>) {
 
 /// A trap of the kind that ptrace_notify(9) makes: si_code is the stop's code.
 fn trap_info(task: &Task, signo: i32, code: i32) -> SigInfo {
-    let mut i = info::from_process(Signal::SIGTRAP, code, task.tid(), task.credentials().uid);
+    let mut i = info::from_process(Signal::SIGTRAP, code, task.tid(), task.own_uid());
     i.signo = signo;
     i
 }
@@ -115,7 +115,7 @@ pub async fn exec(task: &Arc<Task>, old_tid: i32) {
     if task.tracing.wants(event::EXEC) {
         event(task, event::EXEC, old_tid as u64).await;
     } else if task.tracing.flags() & (flag::TRACED | flag::SEIZED) == flag::TRACED {
-        let i = info::from_process(Signal::SIGTRAP, code::SI_USER, task.group().tgid(), task.credentials().uid);
+        let i = info::from_process(Signal::SIGTRAP, code::SI_USER, task.group().tgid(), task.own_uid());
         let _ = send_to_task(task, Signal::SIGTRAP, i, Sender::Task(task));
     }
 }
@@ -206,7 +206,7 @@ pub async fn signal(task: &Arc<Task>, mut entry: Entry) -> Option<Entry> {
     }
     if signal.number() != entry.info.signo {
         let (pid, uid) =
-            tracer.map_or((0, 0), |t| (t.group().pid().number_in(task.pid_namespace()), t.credentials().uid));
+            tracer.map_or((0, 0), |t| (t.group().pid().number_in(task.pid_namespace()), task.shown_uid_of(&t)));
         entry.info = info::from_process(signal, code::SI_USER, pid, uid);
     }
     entry.signal = signal;

@@ -124,7 +124,7 @@ pub fn set_strict(task: &Task) -> Result<()> {
 /// Whether `task` may install filters: EACCES without no_new_privs and CAP_SYS_ADMIN.
 pub fn may_install(task: &Task) -> Result<()> {
     let c = task.credentials();
-    if c.no_new_privs || c.has(Caps::SYS_ADMIN) { Ok(()) } else { Err(Errno::EACCES) }
+    if c.no_new_privs || c.has_in_own(Caps::SYS_ADMIN) { Ok(()) } else { Err(Errno::EACCES) }
 }
 
 /// SECCOMP_SET_MODE_FILTER; with `all` for every thread of the group: gives the number of one that has filters of its own, and then
