@@ -5,7 +5,7 @@ use std::thread;
 
 use super::Case;
 use super::scale::scaled;
-use super::sys::{clone, fork, pipe, read_byte, wait, write_byte};
+use super::sys::{clone, fork, map, pipe, read_byte, wait, write_byte};
 
 pub const CASES: &[Case] = &[
     ("crowd_of_threads", threads),
@@ -14,17 +14,54 @@ pub const CASES: &[Case] = &[
     ("crowd_exec_by_a_thread", exec),
 ];
 
-/// Threads that sleep for ever, small ones, all of them running when this returns.
+/// Says what the system has in use, in KiB: memory in all, and of it the kernel's objects; and again for each line of standard
+/// input, after it has run the case if the line says `again`.
+pub fn rounds(case: fn()) {
+    let mut lines = std::io::stdin().lines();
+    loop {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let kib = |name: &str| -> u64 {
+            let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        let kernel = kib("Slab:") + kib("KernelStack:");
+        println!("{} {kernel}", kib("MemTotal:") - kib("MemFree:"));
+        let Some(Ok(line)) = lines.next() else { return };
+        if line == "again" {
+            let child = fork(|| {
+                case();
+                0
+            });
+            assert_eq!(wait(child), 0);
+        }
+    }
+}
+
+extern "C" fn sleeper(ready: *mut libc::c_void) -> *mut libc::c_void {
+    unsafe { &*ready.cast::<Barrier>() }.wait();
+    loop {
+        unsafe { libc::pause() };
+    }
+}
+
+/// Threads that sleep for ever, all of them running when this returns. Their stacks lie in one mapping: with one each, and its guard,
+/// and a signal stack, a full crowd would meet the limit on mappings (vm.max_map_count).
 fn sleepers(n: u32) {
+    const STACK: usize = 32 << 10;
+    if n == 0 {
+        return;
+    }
     let ready: &'static Barrier = Box::leak(Box::new(Barrier::new(n as usize + 1)));
-    for _ in 0..n {
-        let asleep = thread::Builder::new().stack_size(16 << 10).spawn(move || {
-            ready.wait();
-            loop {
-                thread::park();
-            }
-        });
-        asleep.unwrap();
+    let stacks = map(n as usize * STACK, 3);
+    for i in 0..n as usize {
+        unsafe {
+            let mut attr: libc::pthread_attr_t = std::mem::zeroed();
+            let mut thread = 0;
+            assert_eq!(libc::pthread_attr_init(&raw mut attr), 0);
+            assert_eq!(libc::pthread_attr_setstack(&raw mut attr, stacks.add(i * STACK).cast(), STACK), 0);
+            let arg = std::ptr::from_ref(ready).cast_mut().cast();
+            assert_eq!(libc::pthread_create(&raw mut thread, &raw const attr, sleeper, arg), 0, "thread {i}");
+        }
     }
     ready.wait();
 }

@@ -2,6 +2,7 @@
 //! It uses libc directly and knows nothing of bartizan.
 //!
 //! `guest --list` prints the names; `guest NAME` runs one case and exits with 0, or says what was wrong and exits with 101.
+//! `guest NAME rounds` runs it as often as standard input says `again`, and says in between what memory is in use.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::cast_ptr_alignment)] // each case calls Linux directly: that is what it tests
 
 mod accounting;
@@ -79,7 +80,7 @@ fn main() {
         return;
     }
     if let Some((_, case)) = cases.find(|(n, _)| *n == name) {
-        case();
+        if std::env::args().nth(2).is_some_and(|how| how == "rounds") { crowds::rounds(*case) } else { case() }
     } else if let Some((_, case)) = hungry::HUNGRY.iter().find(|(n, _)| *n == name) {
         hungry::judge(*case);
     } else {

@@ -1,9 +1,10 @@
 //! A sandbox's memory limit bounds the process, whatever a program makes the sentry keep: each hungry program of the guest binary
-//! ends with an error number of its own accord, and the host process stays near the limit.
-use std::io::Read;
+//! ends with an error number of its own accord, and the host process stays near the limit. And what a crowd of tasks took goes back to
+//! the host when they are gone.
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tests::{bartizan, guest, kvm_missing};
 
@@ -43,9 +44,94 @@ fn hungry(case: &str) {
 
 /// The largest resident size of a process so far; None once it is gone.
 fn peak_mib(pid: u32) -> Option<u64> {
+    status_kib(pid, "VmHWM:").map(|kib| kib / 1024)
+}
+
+fn status_kib(pid: u32, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
-    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib / 1024)
+    let line = status.lines().find(|l| l.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// What the process may keep after a crowd: the allocator's slack and the sentry's tables that grew.
+const KEPT_KIB: u64 = 12 << 10;
+/// What the sandbox may then have in use beyond what it had: the program's own few pages, and the kernel's objects for them.
+const IN_USE_KIB: u64 = 512;
+/// How long giving back may take, on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs a case twice in one sandbox and waits until tasks, frames and host memory are back.
+fn leaves_nothing(case: &str) {
+    if let Some(missing) = kvm_missing() {
+        panic!("{missing}");
+    }
+    let mut command = Command::new(bartizan());
+    command.args(["run", "--timeout", &CPU_SECONDS.to_string(), "--"]).arg(guest()).args([case, "rounds"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut in_use = |line: &str| -> (u64, u64) {
+        if !line.is_empty() {
+            writeln!(input, "{line}").unwrap();
+        }
+        let said = lines.next().expect("the program goes on").unwrap();
+        let mut numbers = said.split(' ').map(|n| n.parse().unwrap());
+        (numbers.next().unwrap(), numbers.next().unwrap())
+    };
+    let before = in_use("");
+    let resident = |pid| status_kib(pid, "VmRSS:").unwrap();
+    let resident_before = resident(child.id());
+    in_use("again");
+    let crowd = (in_use("again"), resident(child.id()));
+    let start = Instant::now();
+    let after = loop {
+        let now = (in_use("tell"), resident(child.id()));
+        let back = now.0.0 <= before.0 + IN_USE_KIB && now.0.1 <= before.1 + IN_USE_KIB / 4;
+        if back && now.1 <= resident_before + KEPT_KIB || start.elapsed() > PATIENCE {
+            break now;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    println!(
+        "{case}: KiB in use, the kernel's, resident: {before:?} {resident_before}, then {crowd:?}, then {after:?}"
+    );
+    assert!(
+        after.0.0 <= before.0 + IN_USE_KIB,
+        "{case}: memory is in use that was not: {before:?}, then {:?}",
+        after.0
+    );
+    assert!(
+        after.0.1 <= before.1 + IN_USE_KIB / 4,
+        "{case}: the kernel has more than it had: {before:?}, then {:?}",
+        after.0
+    );
+    assert!(
+        after.1 <= resident_before + KEPT_KIB,
+        "{case}: host memory did not come back: {resident_before} KiB, then {}",
+        after.1
+    );
+    drop(input);
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn nothing_is_left_of_threads() {
+    leaves_nothing("crowd_of_threads");
+}
+
+#[test]
+fn nothing_is_left_of_processes() {
+    leaves_nothing("crowd_of_processes");
+}
+
+#[test]
+fn nothing_is_left_of_processes_with_threads() {
+    leaves_nothing("crowd_of_processes_with_threads");
+}
+
+#[test]
+fn nothing_is_left_after_an_exec_by_a_thread() {
+    leaves_nothing("crowd_exec_by_a_thread");
 }
 
 #[test]

@@ -37,12 +37,16 @@ pub struct Config {
 /// Called with a host CLOCK_MONOTONIC time at which `Kernel::on_deadline` is to run, or None to cancel.
 pub type DeadlineSink = Box<dyn Fn(Option<u64>) + Send + Sync>;
 
+/// Called by a worker that is about to sleep, once free memory that could go back to the host has come together.
+pub type SurplusSink = Box<dyn Fn() + Send + Sync>;
+
 /// A KVM virtual machine as the sentry sees it.
 pub struct KvmPlatform {
     pool: Arc<Pool>,
     clock: Clock,
     report: SelfTest,
     deadline: OnceLock<DeadlineSink>,
+    surplus: OnceLock<SurplusSink>,
 }
 
 impl KvmPlatform {
@@ -66,6 +70,7 @@ impl KvmPlatform {
             clock,
             report,
             deadline: OnceLock::new(),
+            surplus: OnceLock::new(),
         }))
     }
 
@@ -83,6 +88,11 @@ impl KvmPlatform {
     /// Names who keeps the nearest deadline (the reactor). Once.
     pub fn set_deadline_sink(&self, sink: DeadlineSink) {
         let _ = self.deadline.set(sink);
+    }
+
+    /// Names who plans when free memory goes back to the host. Once.
+    pub fn set_surplus_sink(&self, sink: SurplusSink) {
+        let _ = self.surplus.set(sink);
     }
 
     /// Guest memory with all it offers to the rest of the monitor.
@@ -179,6 +189,11 @@ impl Platform for KvmPlatform {
     }
 
     fn park(&self, cpu: usize) {
+        if let Some(sink) = self.surplus.get()
+            && self.pool.machine.memory.take_surplus()
+        {
+            sink();
+        }
         self.pool.park(cpu);
     }
 

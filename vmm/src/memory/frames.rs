@@ -5,7 +5,7 @@
 //! large pieces. Freed frames keep their host page up to a bound, which makes reuse cheap.
 #![allow(unsafe_code)]
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use guest_abi::Errno;
 use guest_abi::layout::PAGE_SIZE;
@@ -23,6 +23,8 @@ const CACHE_HIGH: usize = 64 * 256;
 const CACHE_LOW: usize = 40 * 256;
 /// Resident free frames that make a partly used chunk worth giving back.
 const SCATTERED_MIN: u16 = 16;
+/// Bytes let go of since the last giving back that make the next one worth its cost.
+const SURPLUS: u64 = 4 << 20;
 /// Partly used chunks looked at for a contiguous run before an unused one is broken.
 const RUN_TRIES: usize = 8;
 
@@ -32,7 +34,15 @@ pub struct Budget {
     peak: AtomicU64,
     limit: u64,
     kernel: [AtomicU64; KernelMemory::COUNT],
+    /// The largest number of bytes in use since free memory was last given back.
+    high: AtomicU64,
+    surplus: AtomicU8,
 }
+
+/// States of `Budget::surplus`: little is free, much is, and somebody has taken note of that.
+const LITTLE: u8 = 0;
+const MUCH: u8 = 1;
+const NOTED: u8 = 2;
 
 impl Budget {
     /// A budget of `bytes`.
@@ -42,6 +52,8 @@ impl Budget {
             peak: AtomicU64::new(0),
             limit: bytes & !(PAGE_SIZE - 1),
             kernel: Default::default(),
+            high: AtomicU64::new(0),
+            surplus: AtomicU8::new(LITTLE),
         }
     }
 
@@ -54,7 +66,30 @@ impl Budget {
         if now > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(now, Ordering::Relaxed);
         }
+        if now > self.high.load(Ordering::Relaxed) {
+            self.high.fetch_max(now, Ordering::Relaxed);
+        }
         Ok(())
+    }
+
+    fn sub(&self, bytes: u64) {
+        let now = self.used.fetch_sub(bytes, Ordering::Relaxed).saturating_sub(bytes);
+        let much = self.high.load(Ordering::Relaxed).saturating_sub(now) > SURPLUS;
+        if much && self.surplus.load(Ordering::Relaxed) == LITTLE {
+            let _ = self.surplus.compare_exchange(LITTLE, MUCH, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether much has been let go of that nobody has taken note of yet; the caller has then.
+    pub fn take_surplus(&self) -> bool {
+        self.surplus.load(Ordering::Relaxed) == MUCH
+            && self.surplus.compare_exchange(MUCH, NOTED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Free memory has been given back.
+    pub fn settle(&self) {
+        self.high.store(self.used(), Ordering::Relaxed);
+        self.surplus.store(LITTLE, Ordering::Relaxed);
     }
 
     /// Takes `pages`, or ENOMEM.
@@ -64,7 +99,7 @@ impl Budget {
 
     /// Gives `pages` back.
     pub fn give(&self, pages: u64) {
-        self.used.fetch_sub(pages * PAGE_SIZE, Ordering::Relaxed);
+        self.sub(pages * PAGE_SIZE);
     }
 
     /// Takes `bytes` for what the sentry keeps, or ENOMEM.
@@ -80,7 +115,7 @@ impl Budget {
     /// Gives back what `charge` took.
     pub fn uncharge(&self, what: KernelMemory, bytes: u64) {
         self.kernel[what as usize].fetch_sub(bytes, Ordering::Relaxed);
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.sub(bytes);
     }
 
     /// Bytes charged for one purpose now.

@@ -240,10 +240,23 @@ impl GuestMemory {
 
     // Upkeep.
 
-    /// Gives all free memory back to the host; for idle times.
+    /// Gives all free memory back to the host, that of the process's heap too; for idle times.
     pub fn trim(&self) {
         self.tables.drop_shadows(&self.registry, &self.region, &self.budget);
+        self.tables.trim(&self.region);
         self.frames.trim(&self.region, 0);
+        // The C library keeps what was freed below anything that is still in use.
+        #[cfg(target_env = "gnu")]
+        // SAFETY: any thread may call it at any time (malloc_trim(3)); it changes nothing that is in use.
+        unsafe {
+            libc::malloc_trim(0)
+        };
+        self.budget.settle();
+    }
+
+    /// Whether so much has been let go of since the last `trim` that it is time for one; says so once.
+    pub fn take_surplus(&self) -> bool {
+        self.budget.take_surplus()
     }
 
     /// Free frames that stay resident (an upper estimate), page-table pages in quarantine, and live windows.

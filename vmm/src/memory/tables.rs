@@ -136,6 +136,16 @@ impl Tables {
         if given_back { lists.cold.extend(rest) } else { lists.free.extend(rest) }
     }
 
+    /// Gives the memory of free pages back to the host.
+    pub fn trim(&self, region: &Region) {
+        let mut free = core::mem::take(&mut self.lists.lock().free);
+        free.sort_unstable();
+        let mut given_back = true;
+        super::for_each_run(&free, |pa, len| given_back &= region.discard(pa, len).is_ok());
+        let mut lists = self.lists.lock();
+        if given_back { lists.cold.extend(free) } else { lists.free.extend(free) }
+    }
+
     /// Adds and deletes a one-page slot that the guest never uses.
     fn trip(&self, registry: &Registry, region: &Region) -> bool {
         let pa = PhysAddr(TABLES.base - (2 << 20));

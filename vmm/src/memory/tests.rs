@@ -14,6 +14,30 @@ fn scratch(name: &str, len: u64) -> (File, std::path::PathBuf) {
 }
 
 #[test]
+fn a_fall_is_told_once_until_memory_is_given_back() {
+    let m = GuestMemory::without_vm(64 * MIB).unwrap();
+    let take = |pages| {
+        let mut runs = Vec::new();
+        m.alloc_many(pages, &mut runs).unwrap();
+        let page = |(pa, n): (PhysAddr, usize)| (0..n).map(move |i| PhysAddr(pa.0 + i as u64 * 4096));
+        runs.into_iter().flat_map(page).collect::<Vec<_>>()
+    };
+    m.release(&take(100));
+    assert!(!m.take_surplus());
+    for _ in 0..2 {
+        m.release(&take(2000));
+        assert!(m.take_surplus());
+        m.release(&take(2000));
+        assert!(!m.take_surplus());
+        m.trim();
+        assert!(!m.take_surplus());
+    }
+    m.charge(KernelMemory::Task, 8 << 20).unwrap();
+    m.uncharge(KernelMemory::Task, 8 << 20);
+    assert!(m.take_surplus());
+}
+
+#[test]
 fn frames_are_zeroed_counted_and_limited() {
     let m = GuestMemory::without_vm(4 * MIB).unwrap();
     let a = m.alloc().unwrap();

@@ -4,6 +4,7 @@ mod command;
 pub(crate) mod error;
 mod inherited;
 mod timeout;
+mod upkeep;
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
@@ -165,6 +166,7 @@ impl Sandbox {
         let kernel_config = KernelConfig { hostname: config.hostname.clone(), ..KernelConfig::default() };
         let kernel = Kernel::new(platform.clone(), kernel_config);
         sentry::syscalls::requested::offer(&kernel);
+        upkeep::start(&kernel, &platform);
         if let Some(trace) = config.trace {
             let _ = kernel.trace.set(trace);
         }
