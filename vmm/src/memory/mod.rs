@@ -113,6 +113,16 @@ impl GuestMemory {
         self.tables.alloc(&self.registry, &self.region, &self.budget)
     }
 
+    /// A page for a table that may be needed later, with any contents. ENOMEM beyond the limit.
+    pub fn reserve_table_page(&self) -> Result<PhysAddr, Errno> {
+        self.tables.reserve(&self.registry, &self.region, &self.budget, false)
+    }
+
+    /// Takes back a page of `reserve_table_page` that was never linked.
+    pub fn unreserve_table_page(&self, page: PhysAddr) {
+        self.tables.unreserve(&self.budget, page);
+    }
+
     /// Takes pages of dead address spaces, or tables taken out of a live one, whose entries no vCPU can walk any more. Each becomes
     /// free when KVM has no shadow of it left.
     pub fn retire_table_pages(&self, pages: Vec<PhysAddr>) {

@@ -68,6 +68,17 @@ impl Tables {
 
     /// A zeroed page.
     pub fn alloc(&self, registry: &Registry, region: &Region, budget: &Budget) -> Result<PhysAddr, Errno> {
+        self.reserve(registry, region, budget, true)
+    }
+
+    /// A page, zeroed if asked for.
+    pub fn reserve(
+        &self,
+        registry: &Registry,
+        region: &Region,
+        budget: &Budget,
+        zeroed: bool,
+    ) -> Result<PhysAddr, Errno> {
         if budget.take(1).is_err() {
             self.drop_shadows(registry, region, budget);
             budget.take(1)?;
@@ -76,7 +87,9 @@ impl Tables {
             let mut lists = self.lists.lock();
             if let Some(pa) = lists.free.pop() {
                 drop(lists);
-                super::zero_committed(region, pa);
+                if zeroed {
+                    super::zero_committed(region, pa);
+                }
                 return Ok(pa);
             }
             if let Some(pa) = lists.cold.pop() {
@@ -94,6 +107,13 @@ impl Tables {
                 return Err(Errno::ENOMEM);
             }
         }
+    }
+
+    /// Takes back a page of `reserve` that was never linked, so that nobody can have a shadow of it.
+    pub fn unreserve(&self, budget: &Budget, page: PhysAddr) {
+        debug_assert!(self.contains(page));
+        self.lists.lock().free.push(page);
+        budget.give(1);
     }
 
     /// Takes pages that no live address space names any more.
