@@ -10,6 +10,7 @@ mod answers;
 mod crowds;
 mod direct;
 mod files;
+mod forks;
 mod hello;
 mod hostile;
 mod hungry;
@@ -41,6 +42,7 @@ type Case = (&'static str, fn());
 const AREAS: &[&[Case]] = &[
     hello::CASES,
     memory::CASES,
+    forks::CASES,
     process::CASES,
     process_vm::CASES,
     ptrace::CASES,

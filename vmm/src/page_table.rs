@@ -345,8 +345,7 @@ impl KvmSpace {
     /// What a fork may have of the region under entry `i` of `directory` without a copy, if it is worth that.
     fn lend(&self, directory: PhysAddr, i: usize, va: u64, stale: &mut Stale) -> Option<Arc<Snapshot>> {
         let entry = self.memory.table_read(directory, i);
-        if let Some(Heritage::Lent(snapshot) | Heritage::Inherited(snapshot, _)) =
-            self.heritage.lock().get(&region(va))
+        if let Some(Heritage::Lent(snapshot) | Heritage::Inherited(snapshot, _)) = self.heritage.lock().get(&region(va))
         {
             return Some(snapshot.clone());
         }
@@ -677,32 +676,4 @@ impl Drop for KvmSpace {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn leaves_survive_encoding() {
-        for bits in 0..128 {
-            let pte = Pte { pa: PhysAddr(0x1234_5000), flags: PteFlags::from_bits_truncate(bits) };
-            assert_eq!(pte::decode(pte::encode(pte)), Some(pte));
-            assert_eq!(pte::target(pte::encode(pte)).is_some(), !pte.flags.contains(PteFlags::NONE));
-        }
-        assert_eq!(pte::decode(0), None);
-    }
-
-    #[test]
-    fn shootdown_only_when_rights_shrink_or_the_page_moves() {
-        let at = |pa, flags| pte::encode(Pte { pa: PhysAddr(pa), flags });
-        let (r, rw, rx) = (PteFlags::empty(), PteFlags::WRITE, PteFlags::EXEC);
-        assert!(!pte::needs_shootdown(0, at(0x1000, rw)));
-        assert!(!pte::needs_shootdown(at(0x1000, r), at(0x1000, rw)));
-        assert!(!pte::needs_shootdown(at(0x1000, r), at(0x1000, rx)));
-        assert!(!pte::needs_shootdown(at(0x1000, r), at(0x1000, r | PteFlags::OWNED)));
-        assert!(pte::needs_shootdown(at(0x1000, rw), at(0x1000, r)));
-        assert!(pte::needs_shootdown(at(0x1000, rx), at(0x1000, r)));
-        assert!(pte::needs_shootdown(at(0x1000, r), at(0x2000, r)));
-        assert!(pte::needs_shootdown(at(0x1000, r), 0));
-        assert!(pte::needs_shootdown(at(0x1000, r), at(0x1000, r | PteFlags::NONE)));
-        assert!(!pte::needs_shootdown(at(0x1000, PteFlags::NONE), at(0x1000, r)));
-    }
-}
+mod tests;
