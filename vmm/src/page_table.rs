@@ -331,15 +331,18 @@ impl KvmSpace {
         }
     }
 
-    /// Present pages of a leaf table: private ones, and others.
-    fn count_table(&self, table: PhysAddr) -> (u64, u64) {
+    /// Present pages of a leaf table: private ones, and others. None where direct call sites are, whose pages are changed in place.
+    fn count_table(&self, table: PhysAddr) -> Option<(u64, u64)> {
         let (mut private, mut others) = (0, 0);
         for entry in self.memory.table(table) {
             if let Some(leaf) = pte::decode(entry.load(Ordering::Relaxed)) {
+                if leaf.flags.intersects(PteFlags::PATCHED | PteFlags::TRAMPOLINES) {
+                    return None;
+                }
                 *if is_private(leaf.flags) { &mut private } else { &mut others } += 1;
             }
         }
-        (private, others)
+        Some((private, others))
     }
 
     /// What a fork may have of the region under entry `i` of `directory` without a copy, if it is worth that.
@@ -350,7 +353,7 @@ impl KvmSpace {
             return Some(snapshot.clone());
         }
         let table = pte::target(entry)?;
-        let pages = self.count_table(table);
+        let pages = self.count_table(table)?;
         if pages.0 < DENSE {
             return None;
         }

@@ -7,6 +7,7 @@ use guest_abi::layout::{PAGE_SIZE, TASK_SIZE};
 use super::space::{FaultSignal, MAX_MAP_COUNT, MapFlags, Removed, State, is_private_page, page_ceil};
 use super::vma::{Backing, Vma};
 use super::{AddressSpace, Mappable, PAGE_MASK};
+use crate::platform::PteFlags;
 use crate::{Errno, Result};
 
 /// MADV_* of madvise(2).
