@@ -34,6 +34,7 @@ mod sys;
 mod threads;
 mod time;
 mod user_namespaces;
+mod wakes;
 
 /// A case: its name and its code, which panics on failure.
 type Case = (&'static str, fn());
@@ -67,6 +68,7 @@ const AREAS: &[&[Case]] = &[
     hostile::CASES,
     scale::CASES,
     crowds::CASES,
+    wakes::CASES,
 ];
 
 /// A path beneath `/tmp` that is this process's own: the harness runs cases of the same name side by side.
