@@ -14,6 +14,10 @@ use crate::{Errno, Result};
 const GUESS_VMA_PAGES: u64 = 16;
 const GUESS_MOST: usize = 64;
 
+/// Bytes that must be left for a fork: a child needs tables of its own, and copies of what it writes first, at once. It would be killed
+/// for want of them where fork(2) can still say ENOMEM.
+const CHILD_NEEDS: u64 = 32 * PAGE_SIZE;
+
 /// Consecutive entries of one kind.
 struct Run {
     va: u64,
@@ -27,6 +31,9 @@ impl AddressSpace {
     pub fn fork(self: &Arc<Self>) -> Result<Arc<AddressSpace>> {
         let image = self.image.lock().clone();
         let memory = self.memory();
+        if memory.limit().saturating_sub(memory.used()) < CHILD_NEEDS {
+            return Err(Errno::ENOMEM);
+        }
         let mut objects = Vec::new();
         let (child, failed) = {
             let mut parent = self.state.write();

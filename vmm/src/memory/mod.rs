@@ -273,24 +273,16 @@ impl GuestMemory {
     pub fn upkeep(&self) -> (usize, usize, usize) {
         (self.frames.cached(), self.tables.quarantined(), self.windows.count() + self.private_windows.count())
     }
-
-    fn take(&self, pages: u64) -> Result<(), Errno> {
-        if self.budget.take(pages).is_ok() {
-            return Ok(());
-        }
-        self.tables.drop_shadows(&self.registry, &self.region, &self.budget);
-        self.budget.take(pages)
-    }
 }
 
 impl Memory for GuestMemory {
     fn alloc(&self) -> Result<PhysAddr, Errno> {
-        self.take(1)?;
+        self.budget.take(1)?;
         self.frames.alloc(&self.registry, &self.region).inspect_err(|_| self.budget.give(1))
     }
 
     fn alloc_many(&self, count: usize, out: &mut Vec<(PhysAddr, usize)>) -> Result<(), Errno> {
-        self.take(count as u64)?;
+        self.budget.take(count as u64)?;
         let done = self.frames.alloc_many(&self.registry, &self.region, count, out);
         done.inspect_err(|_| self.budget.give(count as u64))
     }
