@@ -31,6 +31,7 @@ mod signal_actions;
 mod signal_queues;
 mod signals;
 mod sys;
+mod sysv;
 mod threads;
 mod time;
 mod user_namespaces;
@@ -63,6 +64,7 @@ const AREAS: &[&[Case]] = &[
     direct::CASES,
     scheduling::CASES,
     shm::CASES,
+    sysv::CASES,
     signal_actions::CASES,
     signal_queues::CASES,
     hostile::CASES,

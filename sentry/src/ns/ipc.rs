@@ -1,7 +1,9 @@
-//! The IPC namespace (ipc_namespaces(7)). System V shared memory; semaphores and message queues do not exist here.
+//! The IPC namespace (ipc_namespaces(7)). Owns what System V IPC is in it, each kind in a module of its own.
 use std::sync::Arc;
 
 use super::Owner;
+use super::msg::MsgQueues;
+use super::sem::Semaphores;
 use super::shm::Segments;
 
 /// An IPC namespace.
@@ -9,6 +11,10 @@ pub struct IpcNamespace {
     number: u64,
     /// System V shared memory.
     pub shm: Arc<Segments>,
+    /// System V semaphores.
+    pub sem: Semaphores,
+    /// System V message queues.
+    pub msg: MsgQueues,
     /// Whose capabilities count.
     pub owner: Owner,
 }
@@ -17,7 +23,7 @@ impl IpcNamespace {
     /// A namespace with a number of its own.
     pub fn new(owner: Owner) -> IpcNamespace {
         let shm = Segments::new(owner.user_ns.clone());
-        IpcNamespace { number: super::next_number(), shm, owner }
+        IpcNamespace { number: super::next_number(), shm, sem: Semaphores::default(), msg: MsgQueues::default(), owner }
     }
 
     /// Its number.

@@ -1,7 +1,10 @@
 //! Namespaces other than PID, how many of each a user may have, and the credentials that belong to a user namespace.
 pub mod cgroup;
 pub mod ipc;
+pub mod ipc_ids;
+pub mod msg;
 pub mod net;
+pub mod sem;
 pub mod shm;
 pub mod ucounts;
 pub mod user;

@@ -407,6 +407,19 @@ impl Segments {
         Ok(())
     }
 
+    /// All segments as they are, with their resident bytes (/proc/sysvipc/shm).
+    pub fn all(&self) -> Vec<(ShmStat, u64)> {
+        let all: Vec<(ShmStat, Option<Arc<ShmMemory>>)> = {
+            let table = self.table.lock();
+            let memory = |s: &Segment| match &s.held {
+                Held::Kept(memory) => Some(memory.clone()),
+                Held::Removed(memory) => memory.upgrade(),
+            };
+            table.segments.values().map(|s| (s.stat(), memory(s))).collect()
+        };
+        all.into_iter().map(|(s, m)| (s, m.map_or(0, |m| m.pages.resident_pages() * PAGE_SIZE))).collect()
+    }
+
     /// Totals.
     pub fn totals(&self) -> ShmTotals {
         let (mut totals, memories) = {

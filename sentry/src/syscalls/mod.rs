@@ -37,6 +37,7 @@ pub mod stat;
 pub mod strace;
 pub mod sync;
 pub mod system;
+pub mod sysv;
 pub mod table;
 pub mod time;
 pub mod transfer;

@@ -134,6 +134,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::ioprio::ROWS,
     super::memfd::ROWS,
     super::shm::ROWS,
+    super::sysv::ROWS,
     super::pipe::ROWS,
     super::poll::ROWS,
     super::signal::ROWS,

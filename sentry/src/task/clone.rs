@@ -248,6 +248,9 @@ fn build(
         charge,
     });
     task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
+    if f & SYSVSEM != 0 {
+        *task.sem_undo.lock() = Some(parent.sem_undo());
+    }
     if f & VM == 0 {
         task.rseq.inherit(&parent.rseq);
     }

@@ -64,6 +64,7 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
         task.sched.clock.saw_rss(space.sizes().1 / 1024);
     }
     leave_memory(&task, space);
+    task.leave_sem_undo();
     task.set_files(Arc::new(FdTable::new(&task.kernel().platform)));
     task.set_nsproxy(None);
     let mut dropped: Vec<Arc<ThreadGroup>> = Vec::new();

@@ -161,6 +161,10 @@ impl Task {
         if flags & FILES != 0 {
             self.unshare_files()?;
         }
+        if flags & (NEWIPC | SYSVSEM) != 0 {
+            // Sets of another namespace are out of reach from then on.
+            self.leave_sem_undo();
+        }
         if flags & (FS | NEWNS) != 0 {
             self.set_fs(Arc::new(FsContext::new(fs)));
         }
@@ -237,6 +241,9 @@ impl Task {
                 Namespace::Cgroup(cgroup) => new.cgroup = cgroup.clone(),
                 Namespace::Time | Namespace::User(_) | Namespace::Mnt(_) => {}
             }
+        }
+        if !Arc::ptr_eq(&new.ipc, &self.nsproxy()?.ipc) {
+            self.leave_sem_undo();
         }
         if let Some(fs) = fs {
             self.set_fs(Arc::new(FsContext::new(fs)));

@@ -16,6 +16,7 @@ use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
 use crate::mm::{AddressSpace, Charge};
 use crate::ns::net::NetNamespace;
+use crate::ns::sem::UndoList;
 use crate::ns::user::Credentials;
 use crate::ns::uts::UtsNamespace;
 use crate::platform::{Fpu, UserContext};
@@ -78,6 +79,8 @@ pub struct Task {
     pub clear_child_tid: AtomicU64,
     /// Head of the robust futex list (set_robust_list(2)); 0 if none.
     pub robust_list: AtomicU64,
+    /// What semop(2) has to undo at the end; shared with CLONE_SYSVSEM.
+    pub(super) sem_undo: Mutex<Option<Arc<UndoList>>>,
     /// Restartable sequences.
     pub rseq: Rseq,
     /// The task has handed on the priority-inheritance futexes it owned and will not look again; execve(2) begins anew.
@@ -154,6 +157,7 @@ impl Task {
             run_state: AtomicU8::new(RunState::Running as u8),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
+            sem_undo: Mutex::new(Rank::Leaf, None),
             rseq: Rseq::default(),
             futexes_settled: AtomicBool::new(false),
             pdeath_signal: AtomicI32::new(0),
@@ -281,6 +285,20 @@ impl Task {
         self.answers.change();
         drop(old);
         Ok(())
+    }
+
+    /// The list that keeps what semop(2) has to undo.
+    pub fn sem_undo(&self) -> Arc<UndoList> {
+        self.sem_undo.lock().get_or_insert_with(|| UndoList::new(&self.kernel.platform)).clone()
+    }
+
+    /// Lets go of what semop(2) has to undo: the last one that does undoes it.
+    pub(super) fn leave_sem_undo(&self) {
+        let list = self.sem_undo.lock().take();
+        if let Some(list) = &list {
+            list.pid.store(self.group.pid().global(), Ordering::Relaxed);
+        }
+        drop(list);
     }
 
     /// Its namespaces; ESRCH once its exit has let go of them.

@@ -34,8 +34,12 @@ impl TextFile {
     /// What is known with `task` as the reader or writer.
     fn context(&self, task: Option<&Task>) -> Cx {
         let opener = &self.opener;
-        let reader =
-            task.map(|t| Reader { uts: t.uts(), pid_namespace: t.pid_namespace().clone(), opener: opener.clone() });
+        let reader = task.map(|t| Reader {
+            uts: t.uts(),
+            pid_namespace: t.pid_namespace().clone(),
+            ipc: t.nsproxy().ok().map(|n| n.ipc.clone()),
+            opener: opener.clone(),
+        });
         Cx { reader, ..self.node.cx.clone() }
     }
 

@@ -13,6 +13,7 @@ mod stat;
 mod status;
 mod sysctl;
 mod system;
+mod sysvipc;
 mod user_ns;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use node::{Node, Store, What};
 use crate::fs::new_device;
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
+use crate::ns::ipc::IpcNamespace;
 use crate::ns::user::Credentials;
 use crate::ns::user_namespace::UserNamespace;
 use crate::ns::uts::UtsNamespace;
@@ -70,6 +72,7 @@ pub(crate) struct Cx {
 pub(crate) struct Reader {
     pub(crate) uts: Arc<UtsNamespace>,
     pub(crate) pid_namespace: Arc<PidNamespace>,
+    pub(crate) ipc: Option<Arc<IpcNamespace>>,
     /// Who opened the file.
     pub(crate) opener: Arc<Credentials>,
 }

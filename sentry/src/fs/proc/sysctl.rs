@@ -2,7 +2,7 @@
 use core::fmt::Write;
 
 use super::pid::parse_number;
-use super::{Cx, Row, dir, setting, text};
+use super::{Cx, Row, dir, setting, sysvipc, text};
 use crate::fs::pipe::PIPE_MAX_SIZE;
 use crate::mm::space::MAX_MAP_COUNT;
 use crate::ns::ucounts::Counted;
@@ -47,9 +47,24 @@ static KERNEL_ROWS: &[Row] = &[
     ),
     setting("hostname", 0o644, |cx| names(cx, 0), |cx, by, value| set_name(cx, by, value, UtsNamespace::set_hostname)),
     fixed!("kptr_restrict", "1"),
-    fixed!("msgmax", "8192"),
-    fixed!("msgmnb", "16384"),
-    fixed!("msgmni", "32000"),
+    setting(
+        "msgmax",
+        0o644,
+        |cx| sysvipc::limit(cx, |l| &l.max),
+        |_, by, value| sysvipc::set_limit(by, value, |l| &l.max),
+    ),
+    setting(
+        "msgmnb",
+        0o644,
+        |cx| sysvipc::limit(cx, |l| &l.bytes),
+        |_, by, value| sysvipc::set_limit(by, value, |l| &l.bytes),
+    ),
+    setting(
+        "msgmni",
+        0o644,
+        |cx| sysvipc::limit(cx, |l| &l.queues),
+        |_, by, value| sysvipc::set_limit(by, value, |l| &l.queues),
+    ),
     fixed!("ngroups_max", "65536"),
     setting(
         "ns_last_pid",

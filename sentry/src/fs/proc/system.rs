@@ -3,7 +3,7 @@ use core::fmt::Write;
 
 use super::node::What;
 use super::pid::exe_file;
-use super::{Cx, Row, cpuinfo, dir, link, sysctl, text};
+use super::{Cx, Row, cpuinfo, dir, link, sysctl, sysvipc, text};
 use crate::Result;
 use crate::ns::uts::{RELEASE, VERSION};
 use crate::platform::KernelMemory;
@@ -31,6 +31,7 @@ static ROOT_ROWS: &[Row] = &[
     text("stat", 0o444, stat),
     text("swaps", 0o444, |_| Ok(b"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n".to_vec())),
     dir("sys", sysctl::SYS_ROWS),
+    dir("sysvipc", sysvipc::ROWS),
     dir("tty", &[text("drivers", 0o444, tty_drivers), text("ldiscs", 0o444, |_| Ok(b"n_tty       0\n".to_vec()))]),
     text("uptime", 0o444, uptime),
     text("version", 0o444, version),
