@@ -193,8 +193,3 @@ fn texts() {
 fn mounts() {
     hungry("hungry_mounts");
 }
-
-#[test]
-fn large_forks() {
-    hungry("hungry_forks");
-}

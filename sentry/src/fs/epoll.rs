@@ -135,13 +135,8 @@ impl Item {
 
     /// (Re)joins the object's wait queue for the current interest.
     fn observe(self: &Arc<Self>, queue: &Arc<WaitQueue>) {
-        let events = self.interest().events;
-        let mask = Events::from_bits_retain(events & !PRIVATE);
-        let new = if events & EXCLUSIVE == 0 {
-            queue.observe(mask, self.clone())
-        } else {
-            queue.observe_exclusive(mask, self.clone())
-        };
+        let mask = Events::from_bits_retain(self.interest().events & !PRIVATE);
+        let new = queue.observe(mask, self.clone());
         let old = self.registration.lock().replace(new);
         drop(old);
         if self.removed.load(Ordering::SeqCst) {
@@ -158,14 +153,13 @@ impl Item {
 }
 
 impl Observer for Item {
-    fn notify(&self, events: Events) -> bool {
+    fn notify(&self, events: Events) {
         // After EPOLLONESHOT has reported, no event bit is left until EPOLL_CTL_MOD.
         if events.bits() & self.interest().events & !PRIVATE == 0 {
-            return false;
+            return;
         }
-        match (self.epoll.upgrade(), self.this.upgrade()) {
-            (Some(epoll), Some(item)) => epoll.enqueue(&item),
-            _ => false,
+        if let (Some(epoll), Some(item)) = (self.epoll.upgrade(), self.this.upgrade()) {
+            epoll.enqueue(&item);
         }
     }
 }
@@ -214,15 +208,14 @@ impl Epoll {
         File::new(epoll, None, OpenFlags::RDWR)
     }
 
-    /// Says that `item` may be ready; whether one of those who wait was woken.
-    fn enqueue(&self, item: &Arc<Item>) -> bool {
+    fn enqueue(&self, item: &Arc<Item>) {
         let mut ready = self.ready.lock();
         if item.removed.load(Ordering::SeqCst) {
-            return false;
+            return;
         }
         ready.push(item);
         drop(ready);
-        self.queue.wake_up_to(Events::READABLE, 1) > 0
+        self.queue.wake_up_to(Events::READABLE, 1);
     }
 
     fn dequeue(&self) -> Option<Arc<Item>> {

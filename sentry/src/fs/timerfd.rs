@@ -38,17 +38,17 @@ struct State {
 struct ClockWatch(std::sync::Weak<TimerFd>);
 
 impl Observer for ClockWatch {
-    fn notify(&self, _events: Events) -> bool {
-        let Some(timer) = self.0.upgrade() else { return false };
+    fn notify(&self, _events: Events) {
+        let Some(timer) = self.0.upgrade() else { return };
         {
             let mut s = timer.state.lock();
             if s.watching.is_none() {
-                return false;
+                return;
             }
             s.canceled = true;
             s.ticks = s.ticks.saturating_add(1);
         }
-        timer.queue.wake_up_to(Events::READABLE, 1) > 0
+        timer.queue.wake(Events::READABLE);
     }
 }
 
@@ -73,7 +73,7 @@ impl Expire for TimerFd {
             s.ticks = s.ticks.saturating_add(1);
             s.schedule.disarm();
         }
-        self.queue.wake_up_to(Events::READABLE, 1);
+        self.queue.wake(Events::READABLE);
     }
 }
 

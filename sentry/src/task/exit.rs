@@ -54,8 +54,9 @@ pub(super) async fn exit_task(task: Arc<Task>, status: i32) {
     let last = {
         let mut s = group.state.lock();
         s.live = s.live.saturating_sub(1);
-        if task.is_leader() {
-            s.leader_status = status;
+        // Where no exit of the whole group was decided, the last task's status is the group's.
+        if s.live == 0 {
+            s.exiting.get_or_insert(status);
         }
         s.live == 0
     };
@@ -372,7 +373,7 @@ fn become_zombie(group: &Arc<ThreadGroup>, kinship: &Kinship<'_>, dropped: &mut 
     {
         let mut s = group.state.lock();
         let reboot = if group.tgid() == 1 { group.pid_namespace().reboot() } else { None };
-        s.zombie = Some(reboot.or(s.exiting).unwrap_or(s.leader_status));
+        s.zombie = reboot.or(s.exiting);
     }
     let image = super::thread_group::Image::default();
     group.set_image(image);

@@ -13,7 +13,7 @@ pub trait ControllingTty: Send + Sync + Any {
     fn device(&self) -> u64;
     /// The foreground process group.
     fn foreground(&self) -> Option<Arc<ProcessGroup>>;
-    /// The session's leader has exited and the session has already let go of the terminal: sends SIGHUP and SIGCONT to the
+    /// The session's leader has exited and the session has already let go of the terminal: sends SIGHUP to the
     /// foreground group and forgets the session.
     fn disassociate(&self, session: &Arc<Session>);
     /// Makes this the controlling terminal of `session`, with `foreground` in the foreground.

@@ -52,8 +52,6 @@ pub(super) struct State {
     pub exec_by: Option<Arc<Task>>,
     /// The status in wait(2)'s form, once a zombie.
     pub zombie: Option<i32>,
-    /// The leader's own exit status: the group's, if no group exit was decided.
-    pub leader_status: i32,
     /// Somebody has taken the zombie away.
     pub reaped: bool,
 }
@@ -143,7 +141,6 @@ impl ThreadGroup {
                     exiting: None,
                     exec_by: None,
                     zombie: None,
-                    leader_status: 0,
                     reaped: false,
                 },
             ),

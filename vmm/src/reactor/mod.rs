@@ -294,9 +294,8 @@ mod tests {
 
     struct Tell(Mutex<mpsc::Sender<Events>>);
     impl sentry::event::Observer for Tell {
-        fn notify(&self, events: Events) -> bool {
+        fn notify(&self, events: Events) {
             let _ = self.0.lock().send(events);
-            true
         }
     }
 

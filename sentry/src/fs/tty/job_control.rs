@@ -47,18 +47,8 @@ impl ControllingTty for JobControl {
     }
 
     fn disassociate(&self, session: &Arc<Session>) {
-        let foreground = self.foreground();
-        let ours = {
-            let mut state = self.state.lock();
-            let ours = core::ptr::eq(state.session.as_ptr(), Arc::as_ptr(session));
-            if ours {
-                *state = State::default();
-            }
-            ours
-        };
-        if ours && let Some(group) = foreground {
+        if let Some(group) = self.forget(session) {
             send_to_pgrp(&group, Signal::SIGHUP, Sender::Kernel);
-            send_to_pgrp(&group, Signal::SIGCONT, Sender::Kernel);
         }
     }
 
@@ -215,6 +205,18 @@ impl JobControl {
         Ok(())
     }
 
+    /// Ends the control of `session`, if there is any; who was in the foreground.
+    fn forget(&self, session: &Arc<Session>) -> Option<Arc<ProcessGroup>> {
+        let foreground = {
+            let mut state = self.state.lock();
+            if !core::ptr::eq(state.session.as_ptr(), Arc::as_ptr(session)) {
+                return None;
+            }
+            core::mem::take(&mut *state).foreground
+        };
+        foreground.and_then(|pid| pid.process_group())
+    }
+
     fn give_up(&self, task: &Task) -> Result<()> {
         if !self.controls(task) {
             return Err(Errno::ENOTTY);
@@ -223,7 +225,10 @@ impl JobControl {
         if session.leader().is_some_and(|l| Arc::ptr_eq(&l, task.group())) {
             let old = session.set_tty(None);
             drop(old);
-            self.disassociate(&session);
+            if let Some(group) = self.forget(&session) {
+                send_to_pgrp(&group, Signal::SIGHUP, Sender::Kernel);
+                send_to_pgrp(&group, Signal::SIGCONT, Sender::Kernel);
+            }
         }
         Ok(())
     }

@@ -361,9 +361,7 @@ impl Socket for TcpSocket {
                 true
             });
             match &peer {
-                Some(peer) if delivered => {
-                    peer.queue().wake_up_to(Events::READABLE, 1);
-                }
+                Some(peer) if delivered => peer.queue().wake(Events::READABLE),
                 _ => {
                     // Nobody is there any more: the bytes are answered by a reset, which the next call reports.
                     self.be_reset();

@@ -39,7 +39,6 @@ pub(super) struct Group {
     pub exiting: Option<i32>,
     pub exec_by: Option<Id>,
     pub zombie: Option<i32>,
-    pub leader_status: i32,
     /// Its end sends SIGCHLD.
     pub sigchld: bool,
     pub subreaper: bool,
@@ -229,7 +228,6 @@ impl Model {
                 exiting: None,
                 exec_by: None,
                 zombie: None,
-                leader_status: 0,
                 sigchld: !birth.silent,
                 subreaper: false,
                 ignores,
@@ -459,8 +457,8 @@ impl Model {
         let group = self.tasks[&task].group;
         let g = self.groups.get_mut(&group).expect("a group");
         g.live -= 1;
-        if g.leader == task {
-            g.leader_status = status;
+        if g.live == 0 {
+            g.exiting.get_or_insert(status);
         }
         let (home, tgid) = Self::home(&g.numbers);
         if g.live > 0 || tgid != 1 {
@@ -565,8 +563,8 @@ impl Model {
         if g.live > 0 || g.tasks.iter().any(|t| !self.tasks[t].dead) {
             return;
         }
-        let status = g.exiting.unwrap_or(g.leader_status);
-        self.groups.get_mut(&group).expect("a group").zombie = Some(status);
+        let status = g.exiting;
+        self.groups.get_mut(&group).expect("a group").zombie = status;
         let first = Self::home(&self.groups[&group].numbers) == (0, 1);
         if first || self.reaped_quietly(group) || self.unwanted(group) {
             self.reap(group);
