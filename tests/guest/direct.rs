@@ -14,6 +14,7 @@ pub const CASES: &[Case] = &[
     ("direct_in_writable_text", writable_text),
     ("direct_text_changes_rights", changes_rights),
     ("direct_text_goes_away", goes_away),
+    ("direct_while_text_changes", while_text_changes),
     ("direct_single_steps", single_steps),
     ("direct_restarts", restarts),
     ("direct_under_a_tracer", under_a_tracer),
@@ -116,8 +117,8 @@ fn keeps_registers() {
         assert_eq!(number(), (me, after, FLAGS, FLAGS));
         let after = direct_padded_after as *const () as u64;
         assert_eq!(padded(libc::SYS_getpid, 0), (me, after, FLAGS, FLAGS));
-        // close(3): it fails, and leaves the guest where nobody serves it.
-        assert_eq!(padded(libc::SYS_close, 0), (-libc::EBADF as u64, after, FLAGS, FLAGS));
+        // dup(32): it fails, and leaves the guest where nobody serves it.
+        assert_eq!(padded(libc::SYS_dup, 0), (-libc::EBADF as u64, after, FLAGS, FLAGS));
     }
     for _ in 0..MANY {
         // The number before the call does not matter to who jumps to the call.
@@ -190,7 +191,7 @@ fn signals() {
             assert_eq!(number(), (me, after, FLAGS, FLAGS));
             let after = direct_padded_after as *const () as u64;
             assert_eq!(padded(libc::SYS_getpid, 0), (me, after, FLAGS, FLAGS));
-            assert_eq!(padded(libc::SYS_close, 0), (-libc::EBADF as u64, after, FLAGS, FLAGS));
+            assert_eq!(padded(libc::SYS_dup, 0), (-libc::EBADF as u64, after, FLAGS, FLAGS));
         }
         over.store(true, Ordering::SeqCst);
     });
@@ -295,15 +296,79 @@ fn changes_rights() {
     }
 }
 
-/// A copy of the program's file is mapped, called, dropped, moved and mapped over.
-fn goes_away() {
+/// The program's file, and the offset in it of the two pages that begin at [`text_page`].
+fn own_file() -> (std::fs::File, i64) {
     let page = text_page() as usize;
     let line = texts().into_iter().find(|&(from, to)| (from..to).contains(&page)).expect("its own text");
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
     let begins = format!("{:x}-", line.0);
     let offset = maps.lines().find(|l| l.starts_with(&begins)).and_then(|l| l.split_whitespace().nth(2));
     let offset = i64::from_str_radix(offset.expect("an offset"), 16).expect("hex") + (page - line.0) as i64;
-    let file = std::fs::File::open("/proc/self/exe").expect("exe");
+    (std::fs::File::open("/proc/self/exe").expect("exe"), offset)
+}
+
+/// Threads call sites that become hot while others change the rights of their text, advise on it and fork.
+fn while_text_changes() {
+    let (file, offset) = own_file();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+    let rx = libc::PROT_READ | libc::PROT_EXEC;
+    let base = text_page() as usize;
+    let (first, second) = (direct_number as *const () as usize - base, direct_padded as *const () as usize - base);
+    for round in 0..6 {
+        let copy = unsafe { libc::mmap(std::ptr::null_mut(), 8192, rx, libc::MAP_PRIVATE, fd, offset) };
+        assert_ne!(copy, libc::MAP_FAILED);
+        let over = AtomicBool::new(false);
+        let here = copy as usize;
+        std::thread::scope(|s| {
+            let callers: Vec<_> = (0..2)
+                .map(|_| {
+                    s.spawn(|| {
+                        let me = pid();
+                        for _ in 0..1000 {
+                            assert_eq!(at(here + first, 0, 0).0, me);
+                            let left = at(here + second, 0, libc::SYS_dup as u64);
+                            assert_eq!((left.0, left.2, left.3), (-libc::EBADF as u64, FLAGS, FLAGS));
+                            assert_eq!(at(here + second, 0, libc::SYS_getpid as u64).0, me);
+                        }
+                    })
+                })
+                .collect();
+            s.spawn(|| {
+                let all = rx | libc::PROT_WRITE;
+                while !over.load(Ordering::SeqCst) {
+                    match round % 3 {
+                        0 => {
+                            assert_eq!(unsafe { libc::mprotect(copy_at(here), 8192, all) }, 0);
+                            assert_eq!(unsafe { libc::mprotect(copy_at(here), 8192, rx) }, 0);
+                        }
+                        1 => assert_eq!(unsafe { libc::madvise(copy_at(here), 8192, libc::MADV_DONTNEED) }, 0),
+                        _ => assert_eq!(
+                            wait(fork(|| i32::from(at(here + second, 0, libc::SYS_getpid as u64).0 != pid()))),
+                            0
+                        ),
+                    }
+                    std::thread::sleep(Duration::from_micros(500));
+                }
+            });
+            let fine: Vec<bool> = callers.into_iter().map(|c| c.join().is_ok()).collect();
+            over.store(true, Ordering::SeqCst);
+            assert_eq!(fine, [true, true]);
+        });
+        // Sites once more, where they are undone.
+        assert_eq!(at(here + first, 0, 0).0, pid());
+        assert_eq!(unsafe { libc::munmap(copy, 8192) }, 0);
+    }
+}
+
+fn copy_at(address: usize) -> *mut libc::c_void {
+    address as *mut libc::c_void
+}
+
+/// A copy of the program's file is mapped, called, dropped, moved and mapped over.
+fn goes_away() {
+    let page = text_page() as usize;
+    let line = texts().into_iter().find(|&(from, to)| (from..to).contains(&page)).expect("its own text");
+    let (file, offset) = own_file();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
     let within = direct_number as *const () as usize - page;
     let rx = libc::PROT_READ | libc::PROT_EXEC;
