@@ -39,8 +39,8 @@ impl Events {
 
 /// Called on a wake, with no lock of the caller's promise beyond ranks below `EpollReady`: it must be short.
 pub trait Observer: Send + Sync {
-    /// `events` may have become true.
-    fn notify(&self, events: Events);
+    /// `events` may have become true. Whether somebody was woken who will look: if not, an exclusive observer does not count as woken.
+    fn notify(&self, events: Events) -> bool;
 }
 
 enum Target {
@@ -65,6 +65,8 @@ enum List {
     Exclusive,
     /// An exclusive one that was woken, until its future looks again.
     Fired,
+    /// Observers told one at a time, in turn.
+    InTurn,
 }
 
 const NOBODY: u32 = u32::MAX;
@@ -83,14 +85,15 @@ struct Ends {
 struct Waiters {
     slots: Vec<Option<Waiter>>,
     free: Vec<u32>,
-    ends: [Ends; 3],
+    ends: [Ends; 4],
+    lengths: [usize; 4],
     count: usize,
 }
 
 impl Default for Waiters {
     fn default() -> Self {
         let none = Ends { first: NOBODY, last: NOBODY };
-        Waiters { slots: Vec::new(), free: Vec::new(), ends: [none; 3], count: 0 }
+        Waiters { slots: Vec::new(), free: Vec::new(), ends: [none; 4], lengths: [0; 4], count: 0 }
     }
 }
 
@@ -109,6 +112,7 @@ impl Waiters {
             None => self.ends[list as usize].first = key,
         }
         self.ends[list as usize].last = key;
+        self.lengths[list as usize] += 1;
     }
 
     fn unlink(&mut self, key: u32) {
@@ -121,6 +125,7 @@ impl Waiters {
             Some(after) => after.prev = prev,
             None => self.ends[list as usize].last = prev,
         }
+        self.lengths[list as usize] -= 1;
     }
 
     fn insert(&mut self, mask: Events, target: Target, list: List) -> u32 {
@@ -210,8 +215,8 @@ impl WaitQueue {
         self.wake_up_to(events, usize::MAX);
     }
 
-    /// Wakes every observer, every ordinary waiter and at most `limit` exclusive ones, oldest first; gives how many exclusive
-    /// ones were woken. One that was woken and has not run yet is passed over.
+    /// Wakes every ordinary observer and waiter and at most `limit` exclusive ones: observers first, in turn, then waiters, oldest
+    /// first. Gives how many exclusive ones were woken. A waiter that was woken and has not run yet is passed over.
     pub fn wake_up_to(&self, events: Events, limit: usize) -> usize {
         if !self.occupied.load(Ordering::SeqCst) {
             return 0;
@@ -237,10 +242,42 @@ impl WaitQueue {
         for w in woken {
             w.wake();
         }
-        self.wake_exclusive(events, limit)
+        let told = self.notify_in_turn(events, limit);
+        told + self.wake_exclusive(events, limit - told)
     }
 
-    fn wake_exclusive(&self, events: Events, limit: usize) -> usize {
+    /// Notifies exclusive observers until `limit` of them have woken somebody; each goes to the end of the line.
+    fn notify_in_turn(&self, events: Events, limit: usize) -> usize {
+        let (mut told, mut seen, mut most) = (0, 0, 1);
+        while told < limit && seen < most {
+            let observer = {
+                let mut waiters = self.waiters.lock();
+                let first = waiters.ends[List::InTurn as usize].first;
+                if first == NOBODY {
+                    break;
+                }
+                // Nobody can come before its turn twice.
+                most = waiters.lengths[List::InTurn as usize];
+                waiters.unlink(first);
+                waiters.link(first, List::InTurn);
+                waiters.get(first).and_then(|w| match &w.target {
+                    Target::Observer(o) if w.mask.union(Events::ERR | Events::HUP).intersects(events) => {
+                        Some(o.clone())
+                    }
+                    _ => None,
+                })
+            };
+            seen += 1;
+            told += usize::from(observer.is_some_and(|o| o.notify(events)));
+        }
+        told
+    }
+
+    /// Wakes at most `limit` exclusive waiters and nobody else; gives how many. For one that leaves something for the next.
+    pub fn wake_exclusive(&self, events: Events, limit: usize) -> usize {
+        if limit == 0 || !self.occupied.load(Ordering::SeqCst) {
+            return 0;
+        }
         let mut woken = Vec::new();
         {
             let mut waiters = self.waiters.lock();
@@ -271,21 +308,26 @@ impl WaitQueue {
         self.occupied.load(Ordering::SeqCst)
     }
 
-    fn add(self: &Arc<Self>, mask: Events, target: Target, exclusive: bool) -> Registration {
+    fn add(self: &Arc<Self>, mask: Events, target: Target, list: List) -> Registration {
         let mut w = self.waiters.lock();
         self.occupied.store(true, Ordering::SeqCst);
-        let key = w.insert(mask, target, if exclusive { List::Exclusive } else { List::All });
+        let key = w.insert(mask, target, list);
         Registration { queue: self.clone(), key }
     }
 
     /// Wakes `waker` on each of `mask` until the registration is dropped.
     pub fn register(self: &Arc<Self>, mask: Events, waker: &Waker) -> Registration {
-        self.add(mask, Target::Waker(waker.clone()), false)
+        self.add(mask, Target::Waker(waker.clone()), List::All)
     }
 
     /// Notifies `observer` on each of `mask` until the registration is dropped.
     pub fn observe(self: &Arc<Self>, mask: Events, observer: Arc<dyn Observer>) -> Registration {
-        self.add(mask, Target::Observer(observer), false)
+        self.add(mask, Target::Observer(observer), List::All)
+    }
+
+    /// As `observe`, but where a wake is for some only, it is for one such observer that finds somebody to wake.
+    pub fn observe_exclusive(self: &Arc<Self>, mask: Events, observer: Arc<dyn Observer>) -> Registration {
+        self.add(mask, Target::Observer(observer), List::InTurn)
     }
 }
 
@@ -386,8 +428,8 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitFor<'_, F> {
         let this = &mut *self;
         let waker = cx.waker();
         if !this.registered_for.as_ref().is_some_and(|w| w.will_wake(waker)) {
-            let exclusive = this.exclusive;
-            let join = |(q, mask): &(Arc<WaitQueue>, Events)| q.add(*mask, Target::Waker(waker.clone()), exclusive);
+            let list = if this.exclusive { List::Exclusive } else { List::All };
+            let join = |(q, mask): &(Arc<WaitQueue>, Events)| q.add(*mask, Target::Waker(waker.clone()), list);
             this.registrations = this.queues.iter().map(join).collect();
             if let Some(i) = this.interruption {
                 i.set_waker(waker);
@@ -439,7 +481,7 @@ mod tests {
     fn exclusive_waiters_go_one_by_one_and_hand_on() {
         let queue = WaitQueue::new();
         let made: Vec<_> = (0..3).map(|_| waiter()).collect();
-        let add = |w: &Waker| queue.add(Events::IN, Target::Waker(w.clone()), true);
+        let add = |w: &Waker| queue.add(Events::IN, Target::Waker(w.clone()), List::Exclusive);
         let mut places: Vec<_> = made.iter().map(|(_, w)| Some(add(w))).collect();
         let counts = || made.iter().map(|(c, _)| c.get()).collect::<Vec<_>>();
         assert_eq!(queue.wake_up_to(Events::OUT, 1), 0);
@@ -454,6 +496,46 @@ mod tests {
         assert_eq!(queue.wake_up_to(Events::IN, 5), 1);
         assert_eq!(counts(), [1, 2, 1]);
         places.clear();
+        assert!(!queue.is_occupied());
+    }
+
+    struct Listener {
+        told: AtomicUsize,
+        listens: AtomicBool,
+    }
+
+    impl Observer for Listener {
+        fn notify(&self, _: Events) -> bool {
+            self.told.fetch_add(1, Ordering::SeqCst);
+            self.listens.load(Ordering::SeqCst)
+        }
+    }
+
+    #[test]
+    fn exclusive_observers_take_turns() {
+        let queue = WaitQueue::new();
+        let listener = |_| Arc::new(Listener { told: AtomicUsize::new(0), listens: AtomicBool::new(true) });
+        let made: Vec<_> = (0..3).map(listener).collect();
+        let (count, waker) = waiter();
+        let places: Vec<_> = made.iter().map(|l| queue.observe_exclusive(Events::IN, l.clone())).collect();
+        let last = queue.add(Events::IN, Target::Waker(waker), List::Exclusive);
+        let told = || made.iter().map(|l| l.told.load(Ordering::SeqCst)).collect::<Vec<_>>();
+        assert_eq!(queue.wake_up_to(Events::OUT, 1), 0);
+        assert_eq!(told(), [0, 0, 0]);
+        for expected in [[1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1]] {
+            assert_eq!(queue.wake_up_to(Events::IN, 1), 1);
+            assert_eq!(told(), expected);
+        }
+        made[1].listens.store(false, Ordering::SeqCst);
+        assert_eq!(queue.wake_up_to(Events::IN, 1), 1);
+        assert_eq!(told(), [2, 2, 2], "one with nobody to wake does not count");
+        assert_eq!(count.get(), 0);
+        made.iter().for_each(|l| l.listens.store(false, Ordering::SeqCst));
+        assert_eq!(queue.wake_up_to(Events::IN, 1), 1);
+        assert_eq!((told(), count.get()), (vec![3, 3, 3], 1));
+        queue.wake(Events::IN);
+        assert_eq!(told(), [4, 4, 4]);
+        drop((places, last));
         assert!(!queue.is_occupied());
     }
 

@@ -16,6 +16,7 @@ pub const HUNGRY: &[Case] = &[
     ("hungry_groups", groups),
     ("hungry_texts", texts),
     ("hungry_mounts", mounts),
+    ("hungry_forks", large_forks),
 ];
 
 /// Runs a hungry program in a process group of its own. At the limit whoever writes to a page that a fork has shared is killed, as by
@@ -128,6 +129,24 @@ fn tables() {
 fn tasks() {
     let mut made = Vec::new();
     take_all("children", 40_000, |_| waiting_child(|| ()).map(|pid| made.push(pid)));
+    kill_all(&made);
+}
+
+/// Children of a process with much memory, which do not look at it, or at every other MiB.
+fn large_forks() {
+    let len = 8 << 20;
+    let p = super::sys::map(len, 3);
+    (0..len).step_by(4096).for_each(|at| unsafe { p.add(at).write(1) });
+    let mut made = Vec::new();
+    take_all("large forks", 40_000, |n| {
+        let look = || (0..len).step_by(2 << 20).for_each(|at| assert_eq!(unsafe { p.add(at).read_volatile() }, 1));
+        waiting_child(|| {
+            if n % 2 == 0 {
+                look()
+            }
+        })
+        .map(|pid| made.push(pid))
+    });
     kill_all(&made);
 }
 

@@ -12,6 +12,7 @@ mod crowds;
 mod direct;
 mod exec_exit;
 mod files;
+mod forks;
 mod hello;
 mod hostile;
 mod hungry;
@@ -36,6 +37,7 @@ mod sysv;
 mod threads;
 mod time;
 mod user_namespaces;
+mod wakes;
 
 /// A case: its name and its code, which panics on failure.
 type Case = (&'static str, fn());
@@ -44,6 +46,7 @@ type Case = (&'static str, fn());
 const AREAS: &[&[Case]] = &[
     hello::CASES,
     memory::CASES,
+    forks::CASES,
     process::CASES,
     clone_failures::CASES,
     exec_exit::CASES,
@@ -71,6 +74,7 @@ const AREAS: &[&[Case]] = &[
     hostile::CASES,
     scale::CASES,
     crowds::CASES,
+    wakes::CASES,
 ];
 
 /// A path beneath `/tmp` that is this process's own: the harness runs cases of the same name side by side.

@@ -6,8 +6,13 @@ use super::Case;
 use super::pidns::{NEWNS, NEWPID, getpid, sleep_for_ever};
 use super::sys::{call, clone, errno, fork, in_child, ok, pipe, read_byte, wait, write_byte};
 
-pub const CASES: &[Case] =
-    &[("ns_links", links), ("ns_requests", requests), ("ns_unshare_kinds", kinds), ("ns_limits", limits)];
+pub const CASES: &[Case] = &[
+    ("ns_links", links),
+    ("ns_requests", requests),
+    ("ns_unshare_kinds", kinds),
+    ("ns_limits", limits),
+    ("ns_stacked_mounts", stacked),
+];
 
 pub(super) fn unshare(flags: u64) -> Result<i64, i32> {
     call(libc::SYS_unshare, [flags, 0, 0, 0, 0, 0])
@@ -216,4 +221,31 @@ fn limits() {
         let denied = std::fs::write(file, "1").unwrap_err().raw_os_error();
         assert!(denied == Some(libc::EPERM) || denied == Some(libc::EACCES));
     });
+}
+
+/// Many mounts in one place: all are listed, with one path, and the one below the last is seen when that goes.
+fn stacked() {
+    let dir = super::own_path("stacked");
+    in_child(|| {
+        assert_eq!(unshare(NEWNS), Ok(0));
+        mount("none", "/", "none", libc::MS_REC | libc::MS_PRIVATE).unwrap();
+        std::fs::create_dir(&dir).unwrap();
+        let count = 200;
+        for i in 0..count {
+            mount(&format!("layer{i}"), &dir, "tmpfs", 0).unwrap();
+            std::fs::write(format!("{dir}/{i}"), b"").unwrap();
+        }
+        for name in ["mounts", "mountinfo"] {
+            let text = std::fs::read_to_string(format!("/proc/self/{name}")).unwrap();
+            let lines: Vec<_> = text.lines().filter(|l| l.split(' ').any(|field| field == dir)).collect();
+            assert_eq!(lines.len(), count, "{name}");
+            assert!((0..count).all(|i| lines[i].contains(&format!("layer{i} "))), "{name}");
+        }
+        let path = CString::new(dir.as_str()).unwrap();
+        for i in (0..count).rev() {
+            assert!(std::path::Path::new(&format!("{dir}/{i}")).exists(), "layer {i}");
+            assert_eq!(unsafe { libc::umount2(path.as_ptr(), 0) }, 0, "{}", errno());
+        }
+    });
+    std::fs::remove_dir(&dir).unwrap();
 }

@@ -193,3 +193,8 @@ fn texts() {
 fn mounts() {
     hungry("hungry_mounts");
 }
+
+#[test]
+fn large_forks() {
+    hungry("hungry_forks");
+}

@@ -135,8 +135,13 @@ impl Item {
 
     /// (Re)joins the object's wait queue for the current interest.
     fn observe(self: &Arc<Self>, queue: &Arc<WaitQueue>) {
-        let mask = Events::from_bits_retain(self.interest().events & !PRIVATE);
-        let new = queue.observe(mask, self.clone());
+        let events = self.interest().events;
+        let mask = Events::from_bits_retain(events & !PRIVATE);
+        let new = if events & EXCLUSIVE == 0 {
+            queue.observe(mask, self.clone())
+        } else {
+            queue.observe_exclusive(mask, self.clone())
+        };
         let old = self.registration.lock().replace(new);
         drop(old);
         if self.removed.load(Ordering::SeqCst) {
@@ -153,13 +158,14 @@ impl Item {
 }
 
 impl Observer for Item {
-    fn notify(&self, events: Events) {
+    fn notify(&self, events: Events) -> bool {
         // After EPOLLONESHOT has reported, no event bit is left until EPOLL_CTL_MOD.
         if events.bits() & self.interest().events & !PRIVATE == 0 {
-            return;
+            return false;
         }
-        if let (Some(epoll), Some(item)) = (self.epoll.upgrade(), self.this.upgrade()) {
-            epoll.enqueue(&item);
+        match (self.epoll.upgrade(), self.this.upgrade()) {
+            (Some(epoll), Some(item)) => epoll.enqueue(&item),
+            _ => false,
         }
     }
 }
@@ -208,14 +214,15 @@ impl Epoll {
         File::new(epoll, None, OpenFlags::RDWR)
     }
 
-    fn enqueue(&self, item: &Arc<Item>) {
+    /// Says that `item` may be ready; whether one of those who wait was woken.
+    fn enqueue(&self, item: &Arc<Item>) -> bool {
         let mut ready = self.ready.lock();
         if item.removed.load(Ordering::SeqCst) {
-            return;
+            return false;
         }
         ready.push(item);
         drop(ready);
-        self.queue.wake_up_to(Events::READABLE, 1);
+        self.queue.wake_up_to(Events::READABLE, 1) > 0
     }
 
     fn dequeue(&self) -> Option<Arc<Item>> {

@@ -46,7 +46,7 @@ impl FileOps for EventFd {
         let value = if self.semaphore { 1 } else { *count };
         *count -= value;
         drop(count);
-        self.queue.wake(Events::WRITABLE);
+        self.queue.wake_up_to(Events::WRITABLE, 1);
         dst.put(&value.to_ne_bytes())?;
         Ok(8)
     }
@@ -69,7 +69,7 @@ impl FileOps for EventFd {
             _ => return Err(Errno::EAGAIN),
         }
         drop(count);
-        self.queue.wake(Events::READABLE);
+        self.queue.wake_up_to(Events::READABLE, 1);
         Ok(8)
     }
 

@@ -199,7 +199,7 @@ impl Pipe {
         let now_full = inner.full();
         drop(inner);
         if (was_full && !now_full) || self.polled.load(Ordering::Relaxed) {
-            self.queue.wake(Events::WRITABLE);
+            self.queue.wake_up_to(Events::WRITABLE, 1);
         }
         Ok(total)
     }
@@ -285,7 +285,7 @@ impl Pipe {
             return Err(failure.unwrap_or(Errno::EAGAIN));
         }
         if was_empty || self.polled.load(Ordering::Relaxed) {
-            self.queue.wake(Events::READABLE);
+            self.queue.wake_up_to(Events::READABLE, 1);
         }
         Ok(total)
     }
@@ -407,6 +407,12 @@ impl FileOps for PipeEnd {
 
     fn wait_queue(&self) -> Option<Arc<WaitQueue>> {
         Some(self.pipe.queue.clone())
+    }
+
+    fn more_for_next(&self, events: Events) -> Option<bool> {
+        let inner = self.pipe.inner.lock();
+        let reads = events.intersects(Events::READABLE) && !inner.buffers.is_empty();
+        Some(reads || (events.intersects(Events::WRITABLE) && !inner.full()))
     }
 
     fn ioctl(&self, _file: &File, caller: &dyn Caller, request: u32, arg: u64) -> Result<u64> {

@@ -38,17 +38,17 @@ struct State {
 struct ClockWatch(std::sync::Weak<TimerFd>);
 
 impl Observer for ClockWatch {
-    fn notify(&self, _events: Events) {
-        let Some(timer) = self.0.upgrade() else { return };
+    fn notify(&self, _events: Events) -> bool {
+        let Some(timer) = self.0.upgrade() else { return false };
         {
             let mut s = timer.state.lock();
             if s.watching.is_none() {
-                return;
+                return false;
             }
             s.canceled = true;
             s.ticks = s.ticks.saturating_add(1);
         }
-        timer.queue.wake(Events::READABLE);
+        timer.queue.wake_up_to(Events::READABLE, 1) > 0
     }
 }
 
@@ -73,7 +73,7 @@ impl Expire for TimerFd {
             s.ticks = s.ticks.saturating_add(1);
             s.schedule.disarm();
         }
-        self.queue.wake(Events::READABLE);
+        self.queue.wake_up_to(Events::READABLE, 1);
     }
 }
 

@@ -404,16 +404,15 @@ impl AddressSpace {
         let memory = self.memory();
         let (mut private, mut object, mut shared) = (0, 0, 0);
         let _state = self.state.read();
-        self.pages.update(start & PAGE_MASK, end & PAGE_MASK, &mut |_, pte| {
+        self.pages.visit(start & PAGE_MASK, end & PAGE_MASK, &mut |_, pte, by_forks| {
             if is_private_page(pte.flags) {
                 private += PAGE_SIZE;
-                if pte.flags.contains(PteFlags::OWNED) && memory.references(pte.pa) > 1 {
+                if by_forks || memory.references(pte.pa) > 1 {
                     shared += PAGE_SIZE;
                 }
             } else {
                 object += PAGE_SIZE;
             }
-            Some(pte)
         });
         (private, object, shared)
     }

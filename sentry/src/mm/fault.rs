@@ -172,6 +172,10 @@ impl AddressSpace {
         }
         let vma = state.vmas.find(page).ok_or(FaultSignal::NotMapped)?;
         Self::check_access(vma, access)?;
+        if self.pages.own(page, access.write) {
+            // Used soon after the fork: the next one copies the entries around it.
+            state.hot.lock().add(page);
+        }
         let present = self.pages.lookup(page);
         if let Some(pte) = present
             && access.allowed_by(pte)
@@ -383,16 +387,11 @@ impl AddressSpace {
 
     /// Gives the right to write back to pages that nobody shares any more: they were written before the fork.
     fn regain(&self, start: u64, end: u64, flags: PteFlags) {
-        let mut va = start;
-        while va < end {
-            if let Some(pte) = self.pages.lookup(va) {
-                let lost = is_private_page(pte.flags) && !pte.flags.contains(PteFlags::WRITE);
-                if lost && self.memory().references(pte.pa) == 1 {
-                    let _ = self.pages.map(va, Pte { pa: pte.pa, flags });
-                }
-            }
-            va += PAGE_SIZE;
-        }
+        self.pages.update(start, end, &mut |_, pte| {
+            let lost = is_private_page(pte.flags) && !pte.flags.contains(PteFlags::WRITE);
+            let alone = lost && self.memory().references(pte.pa) == 1;
+            Some(if alone { Pte { pa: pte.pa, flags } } else { pte })
+        });
     }
 
     /// Stores more rights to the same frame, or other rights.

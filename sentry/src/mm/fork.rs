@@ -6,13 +6,17 @@ use guest_abi::layout::{PAGE_SIZE, TASK_SIZE};
 use super::AddressSpace;
 use super::space::{MapFlags, SpaceLimits, State, is_private_page};
 use super::vma::{Backing, Vma};
-use crate::platform::{PhysAddr, Pte, PteFlags};
+use crate::platform::{Bequest, PhysAddr, Pte, PteFlags};
 use crate::{Errno, Result};
 
 /// What the first fork of a program takes for pages that will be written: those of mappings up to this size, and the stack,
 /// up to so many.
 const GUESS_VMA_PAGES: u64 = 16;
 const GUESS_MOST: usize = 64;
+
+/// Bytes that must be left for a fork: a child needs tables of its own, and copies of what it writes first, at once. It would be killed
+/// for want of them where fork(2) can still say ENOMEM.
+const CHILD_NEEDS: u64 = 32 * PAGE_SIZE;
 
 /// Consecutive entries of one kind.
 struct Run {
@@ -27,6 +31,9 @@ impl AddressSpace {
     pub fn fork(self: &Arc<Self>) -> Result<Arc<AddressSpace>> {
         let image = self.image.lock().clone();
         let memory = self.memory();
+        if memory.limit().saturating_sub(memory.used()) < CHILD_NEEDS {
+            return Err(Errno::ENOMEM);
+        }
         let mut objects = Vec::new();
         let (child, failed) = {
             let mut parent = self.state.write();
@@ -64,9 +71,13 @@ impl AddressSpace {
             for object in &objects {
                 object.add_mapper(&child);
             }
-            let (runs, hot) = self.share_pages(&mut parent);
+            let (given, runs, hot) = self.share_pages(&mut parent, &child);
             let failed = {
                 let mut state = child.state.write_nested();
+                for bequest in given {
+                    state.count_in(PteFlags::OWNED, bequest.private);
+                    state.count_in(PteFlags::empty(), bequest.others);
+                }
                 let mut failed = !self.copy_hot(&child, &mut state, &hot);
                 for run in runs {
                     let stored = if failed { 0 } else { child.pages.map_run(run.va, run.pa, run.pages, run.flags) };
@@ -125,9 +136,10 @@ impl AddressSpace {
         fine
     }
 
-    /// Write-protects private pages and takes one reference to each page that the child shares, in one pass. Gives what the child
-    /// is to map, and apart from it the entries (with their rights before) of pages to be copied.
-    fn share_pages(&self, state: &mut State) -> (Vec<Run>, Vec<(u64, Pte)>) {
+    /// Leaves densely used regions to the child as they are. Elsewhere, write-protects private pages and takes one reference to
+    /// each page that the child shares, in one pass; gives what the child is to map, and apart from it the entries (with their
+    /// rights before) of pages to be copied.
+    fn share_pages(&self, state: &mut State, child: &AddressSpace) -> (Vec<Bequest>, Vec<Run>, Vec<(u64, Pte)>) {
         let memory = self.memory();
         let (hot_pages, first) = {
             let mut known = state.hot.lock();
@@ -136,10 +148,16 @@ impl AddressSpace {
         };
         // Before anything is known: the program's and its libraries' data, and the stack.
         let guess = |vma: &Vma| first && (vma.flags.contains(MapFlags::STACK) || vma.pages() <= GUESS_VMA_PAGES);
+        let apart = MapFlags::DONTFORK | MapFlags::WIPEONFORK | MapFlags::STACK;
+        let given = self.pages.bequeath(&*child.pages, &mut |start, end| {
+            let first_hot = hot_pages.partition_point(|&page| page < start);
+            let cold = hot_pages.get(first_hot).is_none_or(|&page| page >= end);
+            cold && state.vmas.overlapping(start, end).all(|vma| !vma.flags.intersects(apart) && !guess(vma))
+        });
         let mut hot = Vec::new();
         let mut runs: Vec<Run> = Vec::new();
         let mut vmas = state.vmas.iter().peekable();
-        self.pages.update(0, TASK_SIZE, &mut |va, pte| {
+        let mut copy = |va: u64, pte: Pte| {
             while vmas.next_if(|vma| vma.end <= va).is_some() {}
             let Some(vma) = vmas.peek().filter(|vma| vma.start <= va) else {
                 if pte.flags.contains(PteFlags::TRAMPOLINES) {
@@ -175,7 +193,13 @@ impl AddressSpace {
                 _ => runs.push(Run { va, pa: pte.pa, pages: 1, flags: shared.flags }),
             }
             Some(shared)
-        });
-        (runs, hot)
+        };
+        let mut start = 0;
+        for bequest in &given {
+            self.pages.update(start, bequest.start, &mut copy);
+            start = bequest.end;
+        }
+        self.pages.update(start, TASK_SIZE, &mut copy);
+        (given, runs, hot)
     }
 }

@@ -522,6 +522,8 @@ impl AddressSpace {
         if state.anonymous + state.object_pages == 0 {
             return;
         }
+        let (private, others) = self.pages.renounce(start, end);
+        state.count_out_many(private, others);
         self.pages.update(start, end, &mut |_, pte| {
             if pte.flags.intersects(kept) {
                 return Some(pte);
@@ -691,10 +693,7 @@ impl AddressSpace {
     fn describe(&self, state: &State, vma: &Vma, resident: bool) -> VmaInfo {
         let mut present = 0;
         if resident {
-            self.pages.update(vma.start, vma.end, &mut |_, pte| {
-                present += PAGE_SIZE;
-                Some(pte)
-            });
+            self.pages.visit(vma.start, vma.end, &mut |_, _, _| present += PAGE_SIZE);
         }
         let (source, name) = match &vma.backing {
             Backing::Anonymous => {

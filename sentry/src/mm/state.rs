@@ -60,6 +60,12 @@ impl State {
         self.peak = self.peak.max(self.anonymous + self.object_pages);
     }
 
+    /// Counts entries as gone: of private frames, and others.
+    pub(super) fn count_out_many(&mut self, private: u64, others: u64) {
+        self.anonymous = self.anonymous.saturating_sub(private);
+        self.object_pages = self.object_pages.saturating_sub(others);
+    }
+
     /// Counts an entry as gone.
     pub(super) fn count_out(&mut self, flags: PteFlags) {
         let n = if is_private_page(flags) { &mut self.anonymous } else { &mut self.object_pages };

@@ -92,8 +92,8 @@ bitflags! {
         const OWNED = 4;
         /// Not accessible by the program though kept (PROT_NONE over populated memory): stored as a non-present entry.
         const NONE = 8;
-        /// The frame belongs to a mapped object (a tmpfs page, shared memory), not to this space alone. Without meaning to
-        /// the platform, which keeps the bit.
+        /// The frame belongs to a mapped object (a tmpfs page, shared memory), not to this space alone: a fork does not
+        /// write-protect it.
         const OBJECT = 16;
         /// The frame is a private copy of program text in which call sites are direct ([`DirectCalls`]).
         const PATCHED = 32;
@@ -120,6 +120,19 @@ pub struct Pte {
     pub pa: PhysAddr,
     /// Rights.
     pub flags: PteFlags,
+}
+
+/// A region that a fork left to its child as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bequest {
+    /// First address.
+    pub start: u64,
+    /// End, exclusive.
+    pub end: u64,
+    /// Present pages whose frames belong to the space and its forks alone.
+    pub private: u64,
+    /// Other present pages.
+    pub others: u64,
 }
 
 /// The page tables of one address space. The VMA tree is the truth; this is its cache. Callers serialize changes to one
@@ -149,6 +162,37 @@ pub trait GuestSpace: Send + Sync + Any {
     /// Cost is in proportion to page-table pages present, not to the range. Before it returns, no vCPU can use an old
     /// translation of an entry that was removed, moved or lost rights: frames taken out may be released after it.
     fn update(&self, start: u64, end: u64, visit: &mut dyn FnMut(u64, Pte) -> Option<Pte>);
+
+    /// Visits every stored entry in `start..end` without changing any; the last argument says whether forks share the whole
+    /// region, so that the frame's references do not tell.
+    fn visit(&self, start: u64, end: u64, visit: &mut dyn FnMut(u64, Pte, bool)) {
+        self.update(start, end, &mut |va, pte| {
+            visit(va, pte, false);
+            Some(pte)
+        });
+    }
+
+    /// For fork(2): leaves densely used regions to `child`, a fresh space that nobody has entered, without copying their entries,
+    /// where `may` admits the range. Their private pages are write-protected here and count as shared by both until one side
+    /// changes the region. What is not given is to be copied by the caller.
+    fn bequeath(&self, child: &dyn GuestSpace, may: &mut dyn FnMut(u64, u64) -> bool) -> Vec<Bequest> {
+        let _ = (child, may);
+        Vec::new()
+    }
+
+    /// Makes the region of `va` this space's own if a fork left it here (gives whether it did), or, for `write`, if forks look
+    /// at it: from then on the processor finds its entries, and references to its frames count.
+    fn own(&self, va: u64, write: bool) -> bool {
+        let _ = (va, write);
+        false
+    }
+
+    /// Takes out regions wholly inside `start..end` that forks share, as `update` would, without a visit: the references go with
+    /// them. Gives how many pages of private frames and how many others these were.
+    fn renounce(&self, start: u64, end: u64) -> (u64, u64) {
+        let _ = (start, end);
+        (0, 0)
+    }
 
     /// Takes every entry out of a space that no vCPU is in or will ever enter again: as `update`, but nobody needs to be told.
     fn drain(&self, visit: &mut dyn FnMut(u64, Pte)) {

@@ -270,7 +270,7 @@ impl UnixSocket {
                 drop(rest);
             }
             total += len;
-            peer.queue().wake(Events::READABLE);
+            peer.queue().wake_up_to(Events::READABLE, 1);
         }
         if total == 0 && src.remaining() > 0 { Err(Errno::EAGAIN) } else { Ok(total) }
     }
@@ -354,7 +354,7 @@ impl UnixSocket {
         if refused.is_some() {
             return Err(if self.is_datagram() { Errno::ECONNREFUSED } else { Errno::EPIPE });
         }
-        peer.queue().wake(Events::READABLE);
+        peer.queue().wake_up_to(Events::READABLE, 1);
         Ok(len)
     }
 

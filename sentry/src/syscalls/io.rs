@@ -241,26 +241,60 @@ pub async fn retry<T: Send>(
     task: &Task,
     file: &File,
     events: Events,
+    attempt: impl FnMut() -> Result<T> + Send,
+) -> Result<T> {
+    retry_as(task, file, events, false, attempt).await
+}
+
+/// As `retry`, for an attempt that uses up readiness and depends on nothing else: where the object wakes one at a time, this waits so.
+async fn retry_in_turn<T: Send>(
+    task: &Task,
+    file: &File,
+    events: Events,
+    attempt: impl FnMut() -> Result<T> + Send,
+) -> Result<T> {
+    let ops = file.ops();
+    if ops.more_for_next(events).is_none() {
+        return retry(task, file, events, attempt).await;
+    }
+    let answer = retry_as(task, file, events, true, attempt).await;
+    if let Some(queue) = ops.wait_queue_as(task)
+        && queue.is_occupied()
+        && ops.more_for_next(events) == Some(true)
+    {
+        queue.wake_exclusive(events, 1);
+    }
+    answer
+}
+
+async fn retry_as<T: Send>(
+    task: &Task,
+    file: &File,
+    events: Events,
+    exclusive: bool,
     mut attempt: impl FnMut() -> Result<T> + Send,
 ) -> Result<T> {
     let ops = file.ops();
     let Some(queue) = ops.wait_queue_as(task) else { return attempt() };
     let timeout = ops.io_timeout(events.intersects(Events::WRITABLE));
     let deadline = timeout.map(|ns| task.now().saturating_add(ns));
-    let end = task
-        .wait(vec![(queue, events)], deadline, || {
-            match attempt() {
-                Err(Errno::EAGAIN) => {}
-                other => return Some(other),
-            }
-            ops.arm(events);
-            // What became ready between the attempt and the arming is not reported by every host mechanism.
-            match attempt() {
-                Err(Errno::EAGAIN) => None,
-                other => Some(other),
-            }
-        })
-        .await;
+    let ready = || {
+        match attempt() {
+            Err(Errno::EAGAIN) => {}
+            other => return Some(other),
+        }
+        ops.arm(events);
+        // What became ready between the attempt and the arming is not reported by every host mechanism.
+        match attempt() {
+            Err(Errno::EAGAIN) => None,
+            other => Some(other),
+        }
+    };
+    let end = if exclusive {
+        task.wait_exclusive((queue, events), deadline, ready).await
+    } else {
+        task.wait(vec![(queue, events)], deadline, ready).await
+    };
     match end {
         Ok(answer) => answer,
         Err(WaitEnd::TimedOut) => Err(Errno::EAGAIN),
@@ -279,7 +313,7 @@ async fn read_wait(task: &Arc<Task>, io: Io) -> Result<u64> {
     if !io.blocks() {
         return read_once(task, &io).map(|n| n as u64);
     }
-    retry(task, &io.file, Events::READABLE | Events::RDHUP, || read_once(task, &io)).await.map(|n| n as u64)
+    retry_in_turn(task, &io.file, Events::READABLE | Events::RDHUP, || read_once(task, &io)).await.map(|n| n as u64)
 }
 
 // Writing
@@ -428,7 +462,7 @@ async fn write_wait(task: &Arc<Task>, io: Io) -> Result<u64> {
     let mut src = io.buffers.source(task.space()?, io.buffers.len());
     let mut total = 0;
     loop {
-        let n = retry(task, &io.file, Events::WRITABLE, || ops.write_as(&io.file, &**task, &mut src, 0)).await;
+        let n = retry_in_turn(task, &io.file, Events::WRITABLE, || ops.write_as(&io.file, &**task, &mut src, 0)).await;
         match n {
             Ok(n) => {
                 total += n;

@@ -351,17 +351,22 @@ async fn receive(task: &Arc<Task>, file: &File, iov: Vec<(UserAddr, usize)>, fla
     let timeout = options.receive_timeout();
     let deadline = deadline(task, timeout);
     let mut dst = IoDest::user_vec(task.space()?, iov);
+    // A message is for one of those who wait; of a stream something may be left for the next.
+    let exclusive = options.kind != SocketType::Stream && flags & msg::PEEK == 0;
     let mut all: Option<Received> = None;
     loop {
         let result = match socket.receive(&mut dst, flags) {
             Err(Errno::EAGAIN) if !nonblocking => {
                 let queue = (options.queue.clone(), Events::READABLE);
-                let end = task
-                    .wait(vec![queue], deadline, || match socket.receive(&mut dst, flags) {
-                        Err(Errno::EAGAIN) => None,
-                        other => Some(other),
-                    })
-                    .await;
+                let attempt = || match socket.receive(&mut dst, flags) {
+                    Err(Errno::EAGAIN) => None,
+                    other => Some(other),
+                };
+                let end = if exclusive {
+                    task.wait_exclusive(queue, deadline, attempt).await
+                } else {
+                    task.wait(vec![queue], deadline, attempt).await
+                };
                 match end {
                     Ok(result) => result,
                     Err(WaitEnd::TimedOut) => Err(Errno::EAGAIN),

@@ -180,6 +180,11 @@ pub trait FileOps: Send + Sync + Any {
     fn wait_queue_as(&self, caller: &dyn Caller) -> Option<Arc<WaitQueue>> {
         self.wait_queue()
     }
+    /// None: a wake reaches everybody who waits to read or to write. Some: it reaches one of them, and this says whether `events` are
+    /// true, so that the next is to be woken when that one is done.
+    fn more_for_next(&self, events: Events) -> Option<bool> {
+        None
+    }
     /// About to wait for `events`: host-backed objects arm their readiness here.
     fn arm(&self, events: Events) {}
     /// ioctl(2) other than FIOCLEX, FIONCLEX, FIONBIO, FIOASYNC, which the system call serves.

@@ -546,14 +546,32 @@ impl MountNamespace {
         root.map_or_else(Vec::new, |r| r.subtree())
     }
 
+    /// The mounts that a reader whose root directory is `root` sees, parents first, each with its path. Mounts stacked on one
+    /// another share theirs: there may be thousands in one place.
+    fn visible_from(&self, root: &PathRef) -> Vec<(Arc<Mount>, Arc<[u8]>)> {
+        let mut seen: HashMap<u64, Option<Arc<[u8]>>> = HashMap::new();
+        let mut list = Vec::new();
+        for mount in self.mounts() {
+            let place = mount.root_path();
+            let below = mount.mountpoint().filter(|on| Arc::ptr_eq(&on.dentry, on.mount.root()));
+            let same = !place.is(root) && !mount.root().is_gone();
+            let known = below.filter(|on| same && !on.dentry.is_gone()).and_then(|on| seen.get(&on.mount.id).cloned());
+            let path = known.unwrap_or_else(|| {
+                let (path, visible) = place.seen_from(Some(root));
+                visible.then(|| path.into())
+            });
+            seen.insert(mount.id, path.clone());
+            if let Some(path) = path {
+                list.push((mount, path));
+            }
+        }
+        list
+    }
+
     /// The text of /proc/PID/mounts for a reader whose root directory is `root`.
     pub fn mounts_text(&self, root: &PathRef) -> Vec<u8> {
         let mut out = Vec::new();
-        for mount in self.mounts() {
-            let (path, visible) = mount.root_path().seen_from(Some(root));
-            if !visible {
-                continue;
-            }
+        for (mount, path) in self.visible_from(root) {
             escape(&mut out, &mount.source);
             out.push(b' ');
             escape(&mut out, &path);
@@ -565,11 +583,7 @@ impl MountNamespace {
     /// The text of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
     pub fn mountinfo_text(&self, root: &PathRef) -> Vec<u8> {
         let mut out = Vec::new();
-        for mount in self.mounts() {
-            let (path, visible) = mount.root_path().seen_from(Some(root));
-            if !visible {
-                continue;
-            }
+        for (mount, path) in self.visible_from(root) {
             let parent = mount.mountpoint().map_or(mount.id, |p| p.mount.id);
             let dev = mount.root.inode().stat().map_or(0, |s| s.dev);
             out.extend_from_slice(format!("{} {} {}:{} ", mount.id, parent, dev_major(dev), dev_minor(dev)).as_bytes());

@@ -5,6 +5,7 @@ mod crowds;
 pub mod growth;
 mod holding;
 mod memory;
+mod programs;
 mod raw;
 pub mod seeding;
 mod tasks;
@@ -80,7 +81,7 @@ impl Row {
 
 /// All rows in the table's order.
 pub fn all() -> impl Iterator<Item = &'static Row> {
-    [calls::ROWS, memory::ROWS, tasks::ROWS, crowds::ROWS, holding::ROWS].into_iter().flatten()
+    [calls::ROWS, memory::ROWS, tasks::ROWS, crowds::ROWS, holding::ROWS, programs::ROWS].into_iter().flatten()
 }
 
 /// The row of this name.

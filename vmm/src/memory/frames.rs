@@ -102,6 +102,11 @@ impl Budget {
         self.sub(pages * PAGE_SIZE);
     }
 
+    /// Takes `pages` whatever the limit is: they are gone already.
+    pub fn lose(&self, pages: u64) {
+        self.used.fetch_add(pages * PAGE_SIZE, Ordering::Relaxed);
+    }
+
     /// Takes `bytes` for what the sentry keeps, or ENOMEM.
     pub fn charge(&self, what: KernelMemory, bytes: u64) -> Result<(), Errno> {
         if bytes > self.limit {

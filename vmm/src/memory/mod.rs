@@ -113,6 +113,16 @@ impl GuestMemory {
         self.tables.alloc(&self.registry, &self.region, &self.budget)
     }
 
+    /// A page for a table that may be needed later, with any contents. ENOMEM beyond the limit.
+    pub fn reserve_table_page(&self) -> Result<PhysAddr, Errno> {
+        self.tables.reserve(&self.registry, &self.region, &self.budget, false)
+    }
+
+    /// Takes back a page of `reserve_table_page` that was never linked.
+    pub fn unreserve_table_page(&self, page: PhysAddr) {
+        self.tables.unreserve(&self.budget, page);
+    }
+
     /// Takes pages of dead address spaces, or tables taken out of a live one, whose entries no vCPU can walk any more. Each becomes
     /// free when KVM has no shadow of it left.
     pub fn retire_table_pages(&self, pages: Vec<PhysAddr>) {
@@ -263,24 +273,16 @@ impl GuestMemory {
     pub fn upkeep(&self) -> (usize, usize, usize) {
         (self.frames.cached(), self.tables.quarantined(), self.windows.count() + self.private_windows.count())
     }
-
-    fn take(&self, pages: u64) -> Result<(), Errno> {
-        if self.budget.take(pages).is_ok() {
-            return Ok(());
-        }
-        self.tables.drop_shadows(&self.registry, &self.region, &self.budget);
-        self.budget.take(pages)
-    }
 }
 
 impl Memory for GuestMemory {
     fn alloc(&self) -> Result<PhysAddr, Errno> {
-        self.take(1)?;
+        self.budget.take(1)?;
         self.frames.alloc(&self.registry, &self.region).inspect_err(|_| self.budget.give(1))
     }
 
     fn alloc_many(&self, count: usize, out: &mut Vec<(PhysAddr, usize)>) -> Result<(), Errno> {
-        self.take(count as u64)?;
+        self.budget.take(count as u64)?;
         let done = self.frames.alloc_many(&self.registry, &self.region, count, out);
         done.inspect_err(|_| self.budget.give(count as u64))
     }

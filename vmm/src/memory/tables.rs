@@ -68,15 +68,25 @@ impl Tables {
 
     /// A zeroed page.
     pub fn alloc(&self, registry: &Registry, region: &Region, budget: &Budget) -> Result<PhysAddr, Errno> {
-        if budget.take(1).is_err() {
-            self.drop_shadows(registry, region, budget);
-            budget.take(1)?;
-        }
+        self.reserve(registry, region, budget, true)
+    }
+
+    /// A page, zeroed if asked for.
+    pub fn reserve(
+        &self,
+        registry: &Registry,
+        region: &Region,
+        budget: &Budget,
+        zeroed: bool,
+    ) -> Result<PhysAddr, Errno> {
+        budget.take(1)?;
         loop {
             let mut lists = self.lists.lock();
             if let Some(pa) = lists.free.pop() {
                 drop(lists);
-                super::zero_committed(region, pa);
+                if zeroed {
+                    super::zero_committed(region, pa);
+                }
                 return Ok(pa);
             }
             if let Some(pa) = lists.cold.pop() {
@@ -90,15 +100,28 @@ impl Tables {
             }
             drop(lists);
             if !self.area.grow(registry, region, grown, TABLES.len) {
-                budget.give(1);
-                return Err(Errno::ENOMEM);
+                self.drop_shadows(registry, region, budget);
+                let lists = self.lists.lock();
+                if lists.free.is_empty() && lists.cold.is_empty() {
+                    budget.give(1);
+                    return Err(Errno::ENOMEM);
+                }
             }
         }
     }
 
-    /// Takes pages that no live address space names any more.
+    /// Takes back a page of `reserve` that was never linked, so that nobody can have a shadow of it.
+    pub fn unreserve(&self, budget: &Budget, page: PhysAddr) {
+        debug_assert!(self.contains(page));
+        self.lists.lock().free.push(page);
+        budget.give(1);
+    }
+
+    /// Takes pages that no live address space names any more. They leave the budget at once, so that nobody fails for want of what
+    /// only waits; what waits is bounded.
     pub fn retire(&self, registry: &Registry, region: &Region, budget: &Budget, pages: Vec<PhysAddr>) {
         debug_assert!(pages.iter().all(|p| self.contains(*p)));
+        budget.give(pages.len() as u64);
         let mut lists = self.lists.lock();
         lists.quarantine.extend(pages);
         let full = lists.quarantine.len() >= QUARANTINE;
@@ -120,10 +143,10 @@ impl Tables {
             return;
         }
         if self.shadow.load(Ordering::Relaxed) && !self.trip(registry, region) {
-            self.lists.lock().quarantine.extend(pages);
+            // Lost: they cannot be used again, and count for ever.
+            budget.lose(pages.len() as u64);
             return;
         }
-        budget.give(pages.len() as u64);
         let mut lists = self.lists.lock();
         let room = KEEP.saturating_sub(lists.free.len()).min(pages.len());
         let (keep, mut rest) = (pages[..room].to_vec(), pages[room..].to_vec());

@@ -294,8 +294,9 @@ mod tests {
 
     struct Tell(Mutex<mpsc::Sender<Events>>);
     impl sentry::event::Observer for Tell {
-        fn notify(&self, events: Events) {
+        fn notify(&self, events: Events) -> bool {
             let _ = self.0.lock().send(events);
+            true
         }
     }
 

@@ -361,7 +361,9 @@ impl Socket for TcpSocket {
                 true
             });
             match &peer {
-                Some(peer) if delivered => peer.queue().wake(Events::READABLE),
+                Some(peer) if delivered => {
+                    peer.queue().wake_up_to(Events::READABLE, 1);
+                }
                 _ => {
                     // Nobody is there any more: the bytes are answered by a reset, which the next call reports.
                     self.be_reset();

@@ -112,7 +112,7 @@ impl UdpSocket {
             let Ok(charge) = self.inbox.charge(data.len()) else { return };
             state.received.push(Segment::new(data, ancillary, charge));
         }
-        self.options.queue.wake(Events::READABLE);
+        self.options.queue.wake_up_to(Events::READABLE, 1);
     }
 
     /// The receiver of a datagram: one connected to the sender before one that takes all.
