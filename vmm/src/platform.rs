@@ -201,6 +201,10 @@ impl Platform for KvmPlatform {
         self.pool.unpark(cpu);
     }
 
+    fn keeps_tasks_away(&self, cpu: usize) -> bool {
+        self.pool.keeps_tasks_away(cpu)
+    }
+
     fn monotonic(&self) -> u64 {
         self.clock.monotonic()
     }

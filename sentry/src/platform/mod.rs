@@ -431,6 +431,17 @@ pub trait RequestedCalls: Send + Sync {
     /// Serves the call of the task that is in the guest on `cpu`, which does not leave it before this returns. `from` is the address that
     /// it returns to: what the program says, not to be believed.
     fn serve(&self, cpu: usize, nr: u64, args: [u64; 6], from: u64) -> Served;
+
+    /// Whether a task that worker `looker` may run waits for another, as [`Platform::keeps_tasks_away`] asked.
+    fn task_waits(&self, looker: usize) -> bool {
+        let _ = looker;
+        false
+    }
+
+    /// A task has waited for so long that `looker` gives up serving to run it.
+    fn waited_in_vain(&self, looker: usize) {
+        let _ = looker;
+    }
 }
 
 /// The machine.
@@ -514,6 +525,13 @@ pub trait Platform: Send + Sync + 'static {
 
     /// Wakes a parked worker.
     fn unpark(&self, cpu: usize);
+
+    /// Whether the worker `cpu`, which has nothing to run, serves so many calls of tasks on other workers that a task woken there had better
+    /// wait for them. Once this says no again, the worker asks [`RequestedCalls::task_waits`] before it sleeps.
+    fn keeps_tasks_away(&self, cpu: usize) -> bool {
+        let _ = cpu;
+        false
+    }
 
     /// CLOCK_MONOTONIC, ns; agrees with what the guest computes by [`Platform::tsc_clock`].
     fn monotonic(&self) -> u64;

@@ -8,4 +8,4 @@ mod worker;
 
 pub use cpu_clock::{CpuClock, GroupClock, Usage, UsageValue};
 pub use entity::{CpuSet, Entity, Policy};
-pub use worker::{Scheduler, current_cpu, yield_now};
+pub use worker::{Scheduler, current_cpu, on_behalf_of, yield_now};

@@ -32,11 +32,23 @@ const STEAL_SCAN: usize = 32;
 /// Its number.
 const SCHED_YIELD: u16 = linux_raw_sys::general::__NR_sched_yield as u16;
 
-thread_local! { static CPU: Cell<Option<usize>> = const { Cell::new(None) }; }
+thread_local! {
+    static CPU: Cell<Option<usize>> = const { Cell::new(None) };
+    /// The worker whose task the calling thread serves.
+    static SERVED: Cell<Option<usize>> = const { Cell::new(None) };
+}
 
 /// The worker that the calling host thread is.
 pub fn current_cpu() -> Option<usize> {
     CPU.get()
+}
+
+/// Runs `f`, a call of the task that is in the guest on worker `cpu`: what it wakes stays near that worker, not the calling one.
+pub fn on_behalf_of<R>(cpu: usize, f: impl FnOnce() -> R) -> R {
+    let outer = SERVED.replace(Some(cpu));
+    let result = f();
+    SERVED.set(outer);
+    result
 }
 
 /// The order of a queue: class (real-time ones by priority, then all others), virtual run time within it, then turn.
@@ -57,6 +69,10 @@ struct Worker {
     waiting: AtomicUsize,
     /// Parked or about to be. Whoever resets it must unpark.
     idle: AtomicBool,
+    /// A task waits for another worker though this one was idle: it served too many calls to be called away.
+    owed: AtomicBool,
+    /// Tasks that were made to wait so.
+    kept: AtomicU64,
     /// The preemption deadline that is set, or was: one that nobody needs any more is left to pass.
     armed: AtomicU64,
     /// Makes a change of `armed` and of the platform's deadline one step.
@@ -102,6 +118,8 @@ impl Scheduler {
                 queue: Mutex::new(Rank::RunQueue, Queue::default()),
                 waiting: AtomicUsize::new(0),
                 idle: AtomicBool::new(false),
+                owed: AtomicBool::new(false),
+                kept: AtomicU64::new(0),
                 armed: AtomicU64::new(0),
                 arming: Mutex::new(Rank::Leaf, ()),
                 due: AtomicU64::new(u64::MAX),
@@ -148,6 +166,27 @@ impl Scheduler {
     /// How often `cpu` has changed its task: equal numbers mean that nobody else ran there between.
     pub fn turns(&self, cpu: usize) -> u64 {
         self.shared.workers.get(cpu).map_or(0, |w| w.switches.load(Ordering::Relaxed))
+    }
+
+    /// Whether a task that `cpu` may run waits for another worker because `cpu` keeps tasks away; see
+    /// [`crate::platform::Platform::keeps_tasks_away`].
+    pub fn task_waits_for_others(&self, cpu: usize) -> bool {
+        let Some(worker) = self.shared.workers.get(cpu) else { return false };
+        if !worker.owed.load(Ordering::SeqCst) {
+            return false;
+        }
+        // Whoever sets the mark has queued its task before: what is queued now is seen, and what comes later sets it again.
+        worker.owed.store(false, Ordering::SeqCst);
+        let waits = self.shared.workers.iter().any(|w| w.waiting.load(Ordering::SeqCst) != 0);
+        if waits {
+            worker.owed.store(true, Ordering::SeqCst);
+        }
+        waits
+    }
+
+    /// Tasks that waited for the worker of whoever woke them while another, idle one, served its calls.
+    pub fn kept_near(&self) -> u64 {
+        self.shared.workers.iter().map(|w| w.kept.load(Ordering::Relaxed)).sum()
     }
 
     /// Starts `future`, scheduled by `entity`'s parameters.
@@ -333,9 +372,26 @@ impl Shared {
         }
     }
 
-    fn idle_worker(&self, entity: &Entity, first: usize) -> Option<usize> {
+    /// An idle worker for the task, one that keeps tasks away only if there is no other.
+    fn idle_worker(&self, entity: &Entity, first: usize) -> Option<(usize, bool)> {
         let n = self.workers.len();
-        (0..n).map(|i| (first + i) % n).find(|&cpu| self.workers[cpu].is_idle_now() && entity.may_run_on(cpu))
+        let mut serving = None;
+        for cpu in (0..n).map(|i| (first + i) % n) {
+            if self.workers[cpu].is_idle_now() && entity.may_run_on(cpu) {
+                if !self.platform.keeps_tasks_away(cpu) {
+                    return Some((cpu, false));
+                }
+                serving = Some((cpu, true));
+            }
+        }
+        serving
+    }
+
+    /// The worker near which a task stays that it wakes, or whose task does: if it runs something, and may run `entity`.
+    fn waking_worker(&self, entity: &Entity) -> Option<usize> {
+        let cpu = SERVED.get().or(current_cpu())?;
+        let fits = !self.workers.get(cpu)?.is_idle_now() && !entity.is_realtime() && entity.may_run_on(cpu);
+        fits.then_some(cpu)
     }
 
     fn choose(&self, entity: &Entity, yielded: bool) -> usize {
@@ -344,8 +400,8 @@ impl Shared {
         if yielded && let Some(cpu) = current_cpu().filter(|&c| c < n && entity.may_run_on(c)) {
             return cpu;
         }
-        if let Some(cpu) = self.idle_worker(entity, last) {
-            return cpu;
+        if let Some((idle, serves)) = self.idle_worker(entity, last) {
+            return self.waking_worker(entity).filter(|_| serves).unwrap_or(idle);
         }
         if entity.is_realtime() {
             // Where the least urgent task runs; its own last place among equals.
@@ -359,6 +415,21 @@ impl Shared {
         (0..n).find(|&cpu| entity.may_run_on(cpu)).unwrap_or(last)
     }
 
+    /// Lets the idle worker `cpu` go on serving while a task that it may run waits. False if it stops doing so.
+    fn keep(&self, cpu: usize, entity: &Entity) -> bool {
+        let Some(worker) = self.workers.get(cpu) else { return false };
+        if self.waking_worker(entity).is_none() {
+            return false;
+        }
+        worker.owed.store(true, Ordering::SeqCst);
+        // It stops before it asks whether something is owed.
+        let keeps = self.platform.keeps_tasks_away(cpu);
+        if keeps {
+            worker.kept.fetch_add(1, Ordering::Relaxed);
+        }
+        keeps
+    }
+
     fn enqueue(&self, ready: Ready, yielded: bool) {
         let entity = ready.metadata().clone();
         let cpu = self.choose(&entity, yielded);
@@ -370,8 +441,9 @@ impl Shared {
             self.platform.unpark(cpu);
             return;
         }
-        if let Some(other) = self.idle_worker(&entity, cpu)
+        if let Some((other, serves)) = self.idle_worker(&entity, cpu)
             && !yielded
+            && !(serves && self.keep(other, &entity))
             && self.workers[other].idle.swap(false, Ordering::SeqCst)
         {
             // It will steal, unless it finds something else first.

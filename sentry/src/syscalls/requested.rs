@@ -9,7 +9,7 @@ use linux_raw_sys::general as nr;
 use super::table::{self, Call, Handler};
 use crate::kernel::Kernel;
 use crate::platform::{RequestedCalls, Served};
-use crate::sched::current_cpu;
+use crate::sched::{self, current_cpu};
 use crate::signal::deliver;
 
 /// Most bytes of a read or write served this way.
@@ -39,11 +39,11 @@ impl RequestedCalls for Requested {
         let call = Call { task: &task, nr: number, args };
         let clock = &task.sched.clock;
         clock.begin_service(cpu, || kernel.platform.monotonic());
-        let result = match row.handler {
+        let result = sched::on_behalf_of(cpu, || match row.handler {
             Handler::Fast(f) => f(&call).map(Some),
             Handler::Both { fast, .. } => fast(&call),
             Handler::Slow(_) => Ok(None),
-        };
+        });
         clock.end_service(cpu, || kernel.platform.monotonic());
         // None: it would block.
         let Some(result) = result.transpose() else { return Served::Refused };
@@ -64,6 +64,16 @@ impl RequestedCalls for Requested {
         }
         Served::Done(value)
     }
+
+    fn task_waits(&self, looker: usize) -> bool {
+        self.0.upgrade().is_some_and(|kernel| kernel.sched.task_waits_for_others(looker))
+    }
+
+    fn waited_in_vain(&self, looker: usize) {
+        if let Some(kernel) = self.0.upgrade() {
+            kernel.stats.waited_in_vain(looker);
+        }
+    }
 }
 
 /// Lets the platform serve calls of `kernel`.
@@ -78,13 +88,15 @@ fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
             args[2] <= MOST_BYTES
         }
         nr::__NR_getrandom => args[1] <= MOST_RANDOM,
-        nr::__NR_mmap | nr::__NR_mprotect | nr::__NR_munmap => args[1] <= MOST_MAPPED,
+        nr::__NR_madvise | nr::__NR_mmap | nr::__NR_mprotect | nr::__NR_munmap => args[1] <= MOST_MAPPED,
         // Waiting needs the worker.
         nr::__NR_futex => matches!(
             args[1] as u32 & !(nr::FUTEX_PRIVATE_FLAG | nr::FUTEX_CLOCK_REALTIME),
             nr::FUTEX_WAKE | nr::FUTEX_WAKE_BITSET | nr::FUTEX_REQUEUE | nr::FUTEX_CMP_REQUEUE | nr::FUTEX_WAKE_OP
         ),
-        nr::__NR_access
+        nr::__NR_accept
+        | nr::__NR_accept4
+        | nr::__NR_access
         | nr::__NR_chdir
         | nr::__NR_chmod
         | nr::__NR_clock_gettime
@@ -94,6 +106,7 @@ fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
         | nr::__NR_dup3
         | nr::__NR_epoll_ctl
         | nr::__NR_epoll_wait
+        | nr::__NR_eventfd
         | nr::__NR_eventfd2
         | nr::__NR_faccessat
         | nr::__NR_faccessat2
@@ -103,23 +116,29 @@ fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
         | nr::__NR_fcntl
         | nr::__NR_fstat
         | nr::__NR_fstatfs
+        | nr::__NR_get_robust_list
         | nr::__NR_getcwd
         | nr::__NR_getdents64
         | nr::__NR_getegid
         | nr::__NR_geteuid
         | nr::__NR_getgid
+        | nr::__NR_getpeername
         | nr::__NR_getpgid
         | nr::__NR_getpgrp
         | nr::__NR_getpid
         | nr::__NR_getppid
+        | nr::__NR_getpriority
         | nr::__NR_getrlimit
         | nr::__NR_getrusage
         | nr::__NR_getsid
+        | nr::__NR_getsockname
+        | nr::__NR_getsockopt
         | nr::__NR_gettid
         | nr::__NR_gettimeofday
         | nr::__NR_getuid
         | nr::__NR_ioctl
         | nr::__NR_kill
+        | nr::__NR_listen
         | nr::__NR_lseek
         | nr::__NR_lstat
         | nr::__NR_mkdir
@@ -127,21 +146,38 @@ fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
         | nr::__NR_newfstatat
         | nr::__NR_open
         | nr::__NR_openat
+        | nr::__NR_pipe
         | nr::__NR_pipe2
         | nr::__NR_poll
+        | nr::__NR_prlimit64
         | nr::__NR_readlink
         | nr::__NR_readlinkat
         | nr::__NR_rename
         | nr::__NR_renameat
         | nr::__NR_rmdir
         | nr::__NR_rt_sigaction
+        | nr::__NR_rt_sigpending
         | nr::__NR_rt_sigprocmask
+        | nr::__NR_sched_get_priority_max
+        | nr::__NR_sched_get_priority_min
+        | nr::__NR_sched_getparam
+        | nr::__NR_sched_getscheduler
+        | nr::__NR_set_robust_list
+        | nr::__NR_set_tid_address
+        | nr::__NR_setsockopt
+        | nr::__NR_shutdown
+        | nr::__NR_socket
+        | nr::__NR_socketpair
         | nr::__NR_stat
         | nr::__NR_statfs
         | nr::__NR_statx
         | nr::__NR_symlink
         | nr::__NR_tgkill
         | nr::__NR_time
+        | nr::__NR_timer_getoverrun
+        | nr::__NR_timer_gettime
+        | nr::__NR_timer_settime
+        | nr::__NR_timerfd_gettime
         | nr::__NR_timerfd_settime
         | nr::__NR_times
         | nr::__NR_tkill

@@ -36,6 +36,7 @@ struct Shard {
     inside: AtomicU64,
     answered: AtomicU64,
     direct_sites: AtomicU64,
+    in_vain: AtomicU64,
 }
 
 /// Counters of one sandbox.
@@ -53,6 +54,7 @@ impl Stats {
             inside: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             direct_sites: AtomicU64::new(0),
+            in_vain: AtomicU64::new(0),
         };
         Stats { shards: (0..cpus.max(1)).map(|_| shard()).collect() }
     }
@@ -86,6 +88,16 @@ impl Stats {
     /// System calls served while their tasks stayed in the guest.
     pub fn inside(&self) -> u64 {
         self.sum(|s| &s.inside)
+    }
+
+    /// Counts a time at which worker `cpu` had no more to run and went on serving others for so long that a task moved to it after all.
+    pub fn waited_in_vain(&self, cpu: usize) {
+        self.add(cpu, |s| &s.in_vain);
+    }
+
+    /// How often a task moved to a serving worker after it had waited in vain.
+    pub fn moved_after_wait(&self) -> u64 {
+        self.sum(|s| &s.in_vain)
     }
 
     /// Counts `count` calls of `nr` that the guest on worker `cpu` answered by itself.

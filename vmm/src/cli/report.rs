@@ -20,6 +20,10 @@ struct Report {
     /// Call sites of programs that were made direct.
     direct_sites: u64,
     context_switches: u64,
+    /// Tasks that waited for the CPU of whoever woke them while an idle one served its calls.
+    kept_near: u64,
+    /// How often one had waited long enough and moved to the idle CPU.
+    moved_after_wait: u64,
     syscalls: Vec<Count>,
     absent_syscalls: Vec<Count>,
     page_faults: u64,
@@ -59,6 +63,8 @@ pub fn report(kernel: &Kernel, format: StatsFormat) -> String {
         answered_in_guest: stats.answered_in_guest(),
         direct_sites: stats.direct_sites(),
         context_switches: kernel.sched.context_switches(),
+        kept_near: kernel.sched.kept_near(),
+        moved_after_wait: stats.moved_after_wait(),
         syscalls,
         absent_syscalls: absent,
         page_faults: stats.exits(ExitReason::PageFault),
@@ -94,6 +100,13 @@ fn text(report: &Report) -> String {
     let _ = writeln!(out, "system calls served without an exit: {}", report.served_inside);
     let _ = writeln!(out, "system calls answered in the guest: {}", report.answered_in_guest);
     let _ = writeln!(out, "call sites made direct: {}", report.direct_sites);
+    if report.kept_near != 0 {
+        let _ = writeln!(
+            out,
+            "woken tasks that waited for the CPU of their waker, whose calls the idle one served: {}; moved after all: {} times",
+            report.kept_near, report.moved_after_wait
+        );
+    }
     let _ = writeln!(out, "page faults: {}", report.page_faults);
     let _ = writeln!(out, "context switches: {}", report.context_switches);
     let _ = writeln!(out, "processes and threads made: {}", report.processes_made);

@@ -9,6 +9,7 @@ use super::Machine;
 use super::requests::{Requests, Service};
 use super::signal::Kick;
 use crate::entry::direct::{self, Site};
+use crate::clock::tsc;
 use crate::entry::stub::{self, Stub};
 use crate::entry::tables::{GDT_LIMIT, KERNEL_CS, TSS_LIMIT, TSS_SELECTOR, USER_CS, USER_SS, has_error_code};
 use crate::entry::{
@@ -254,7 +255,11 @@ impl Guest {
         if let Some((service, requests)) = service {
             requests.open(&machine.memory, service);
         }
+        let begin = tsc();
         let exit = self.run(machine, kick, service.map(|(_, requests)| requests), space, ctx);
+        if let (Some((service, _)), Exit::Syscall) = (service, exit) {
+            service.saw_exit(tsc().wrapping_sub(begin));
+        }
         if let Some((_, requests)) = service {
             requests.close(&machine.memory);
         }

@@ -1,6 +1,7 @@
 //! The vCPUs of a sandbox and the worker threads that drive them, one each: creation, parking, kicks, preemption. Owns which
 //! thread is which worker; decides nothing about what runs.
 mod answers;
+mod balance;
 pub mod guest;
 pub mod requests;
 mod signal;
@@ -243,9 +244,9 @@ impl Pool {
     }
 
     /// Looks for requests, as the worker of `cpu`: its own gate is shut.
-    fn look(&self, cpu: &Cpu) -> Look {
+    fn look(&self, number: usize, cpu: &Cpu) -> Look {
         let all: Vec<&Requests> = self.cpus.iter().map(|c| &c.requests).collect();
-        self.service.look(&self.machine.memory, &all, || cpu.token.load(Ordering::SeqCst) == WANTED)
+        self.service.look(&self.machine.memory, number, &all, || cpu.token.load(Ordering::SeqCst) == WANTED)
     }
 
     /// See [`sentry::platform::Platform::park`]. What the vCPU holds of a task stays there: whoever runs that task next can
@@ -253,20 +254,31 @@ impl Pool {
     pub fn park(&self, number: usize) {
         let Some(cpu) = self.cpus.get(number) else { return };
         loop {
-            match cpu.token.swap(0, Ordering::SeqCst) {
+            let mut others = self.cpus.iter().enumerate().filter(|&(n, _)| n != number).map(|(_, c)| &c.requests);
+            let looks = match cpu.token.swap(0, Ordering::SeqCst) {
                 WANTED => return,
-                LOOK if self.look(cpu) == Look::Wanted => continue,
-                _ => {}
-            }
-            let others = self.cpus.iter().enumerate().filter(|&(n, _)| n != number).map(|(_, c)| &c.requests);
-            if self.service.pays(others) && self.look(cpu) == Look::Wanted {
-                continue;
+                LOOK => true,
+                _ => self.service.pays(&mut others),
+            };
+            if looks {
+                match self.look(number, cpu) {
+                    Look::Wanted => continue,
+                    Look::Better => return,
+                    // Who was kept from this worker while it looked found it looking.
+                    Look::Quiet if self.service.task_waits(number) => return,
+                    Look::Quiet => {}
+                }
             }
             cpu.parked.store(true, Ordering::SeqCst);
             // An error means that a token is there, or a signal was: look again.
             let _ = rustix::thread::futex::wait(&cpu.token, rustix::thread::futex::Flags::PRIVATE, 0, None);
             cpu.parked.store(false, Ordering::SeqCst);
         }
+    }
+
+    /// See [`sentry::platform::Platform::keeps_tasks_away`].
+    pub fn keeps_tasks_away(&self, cpu: usize) -> bool {
+        self.cpus.get(cpu).is_some_and(|cpu| cpu.requests.is_keeping())
     }
 
     /// See [`sentry::platform::Platform::unpark`].

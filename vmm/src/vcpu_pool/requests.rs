@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use sentry::platform::{PhysAddr, RequestedCalls, Served};
 
+use super::balance::{Balance, Experience};
 use crate::clock::tsc;
 use crate::entry::stub::{self, state};
 use crate::memory::GuestMemory;
@@ -67,6 +68,8 @@ pub struct Requests {
     last: AtomicU64,
     /// Average distance of such exits, TSC ticks.
     distance: AtomicU64,
+    /// This vCPU's worker serves the others, and tasks wait for them rather than call it away.
+    keeping: AtomicBool,
 }
 
 /// How a look ended.
@@ -74,6 +77,8 @@ pub struct Requests {
 pub enum Look {
     /// The worker is wanted.
     Wanted,
+    /// A task has waited for another worker long enough: it had better run on this one.
+    Better,
     /// Nothing to serve.
     Quiet,
 }
@@ -91,11 +96,13 @@ pub struct Service {
     pause: AtomicU64,
     /// TSC ticks in a microsecond.
     microsecond: u64,
+    experience: Experience,
 }
 
 impl Service {
     /// Off until [`Service::start`].
     pub fn new(mode: Mode, tsc_khz: Option<u64>) -> Service {
+        let microsecond = (tsc_khz.unwrap_or(2_000_000) / 1000).max(1);
         Service {
             mode,
             calls: OnceLock::new(),
@@ -103,7 +110,8 @@ impl Service {
             lookers: AtomicUsize::new(0),
             not_before: AtomicU64::new(0),
             pause: AtomicU64::new(PAUSE.0),
-            microsecond: (tsc_khz.unwrap_or(2_000_000) / 1000).max(1),
+            microsecond,
+            experience: Experience::new(microsecond),
         }
     }
 
@@ -155,12 +163,26 @@ impl Service {
         self.not_before.store(tsc().wrapping_add(PAUSE.0 * self.microsecond), Ordering::Relaxed);
     }
 
-    /// Looks for requests of `all` vCPUs, in order of their numbers, until there is none for a while, or `wanted` says so.
-    pub fn look(&self, memory: &GuestMemory, all: &[&Requests], wanted: impl Fn() -> bool) -> Look {
+    /// A system call has ended a stay of `ticks` in the guest.
+    pub fn saw_exit(&self, ticks: u64) {
+        self.experience.saw_exit(ticks);
+    }
+
+    /// Whether a task that worker `looker` could run waits for another; see [`RequestedCalls::task_waits`].
+    pub fn task_waits(&self, looker: usize) -> bool {
+        self.calls.get().is_some_and(|c| c.task_waits(looker))
+    }
+
+    /// Looks, as worker `looker`, for requests of `all` vCPUs, in order of their numbers, until there is none for a while, or `wanted` says
+    /// so, or a task has waited for another worker for so long that it had better run here.
+    pub fn look(&self, memory: &GuestMemory, looker: usize, all: &[&Requests], wanted: impl Fn() -> bool) -> Look {
         let Some(calls) = self.calls.get() else { return Look::Quiet };
         self.lookers.fetch_add(1, Ordering::SeqCst);
         all.iter().for_each(|r| r.show_polled(memory, true));
-        let (end, served) = self.look_on(memory, &**calls, all, wanted);
+        let (end, served) = self.look_on(memory, &**calls, looker, all, wanted);
+        if let Some(own) = all.get(looker) {
+            own.keeping.store(false, Ordering::SeqCst);
+        }
         if self.lookers.fetch_sub(1, Ordering::SeqCst) == 1 {
             all.iter().for_each(|r| r.show_polled(memory, false));
         }
@@ -178,10 +200,12 @@ impl Service {
         &self,
         memory: &GuestMemory,
         calls: &dyn RequestedCalls,
+        looker: usize,
         all: &[&Requests],
         wanted: impl Fn() -> bool,
     ) -> (Look, u64) {
         let (mut last, mut before, mut served) = (tsc(), tsc(), 0);
+        let mut balance: Balance<'_> = self.experience.open();
         loop {
             if wanted() {
                 return (Look::Wanted, served);
@@ -191,6 +215,16 @@ impl Service {
                 found |= requests.serve(memory, calls, cpu);
             }
             let now = tsc();
+            if found
+                && balance.served(now)
+                && let Some(own) = all.get(looker)
+            {
+                own.keeping.store(true, Ordering::SeqCst);
+            }
+            if calls.task_waits(looker) && balance.waited(now, now.wrapping_sub(before)) {
+                calls.waited_in_vain(looker);
+                return (Look::Better, served);
+            }
             if found {
                 served += 1;
                 (last, before) = (now, now);
@@ -210,6 +244,11 @@ impl Requests {
     fn page(&self) -> Option<PhysAddr> {
         let page = self.page.load(Ordering::Acquire);
         (page != 0).then_some(PhysAddr(page))
+    }
+
+    /// Whether this vCPU's worker serves others so well that tasks wait for them.
+    pub fn is_keeping(&self) -> bool {
+        self.keeping.load(Ordering::SeqCst)
     }
 
     /// Names the request page.
