@@ -5,6 +5,8 @@
 //! Everything but the stack and the mailbox is shared by all vCPUs.
 pub mod decode;
 pub mod direct;
+#[cfg(test)]
+mod model;
 pub mod operand;
 mod places;
 pub mod stub;
