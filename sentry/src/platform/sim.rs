@@ -1,7 +1,7 @@
 //! A platform in plain memory, for tests without KVM: frames in a vector, page tables in a map, a clock that moves by hand.
 //! It checks the contracts of the traits with assertions; it never runs guest code except through a given closure.
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -337,6 +337,8 @@ pub struct SimPlatform {
     real_offset: AtomicU64,
     deadline: Mutex<Option<u64>>,
     seed: AtomicU64,
+    /// The worker that keeps tasks away, and 1.
+    keeping: AtomicUsize,
     program: Box<Program>,
 }
 
@@ -364,8 +366,14 @@ impl SimPlatform {
             real_offset: AtomicU64::new(Self::REAL_OFFSET),
             deadline: Mutex::new(Rank::Leaf, None),
             seed: AtomicU64::new(0x9e37_79b9_7f4a_7c15),
+            keeping: AtomicUsize::new(0),
             program,
         })
+    }
+
+    /// Makes `cpu` the only worker, or none, that [`Platform::keeps_tasks_away`] is true of.
+    pub fn keep_tasks_away(&self, cpu: Option<usize>) {
+        self.keeping.store(cpu.map_or(0, |c| c + 1), Ordering::SeqCst);
     }
 
     /// The memory, as its own type.
@@ -446,6 +454,10 @@ impl Platform for SimPlatform {
             c.wake.wait(&mut token);
         }
         *token = false;
+    }
+
+    fn keeps_tasks_away(&self, cpu: usize) -> bool {
+        self.keeping.load(Ordering::SeqCst) == cpu + 1
     }
 
     fn unpark(&self, cpu: usize) {

@@ -634,3 +634,6 @@ impl Future for Yield {
         Poll::Pending
     }
 }
+
+#[cfg(test)]
+mod tests;
