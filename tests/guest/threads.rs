@@ -25,6 +25,8 @@ pub const CASES: &[Case] = &[
     ("affinity", affinity),
     ("sched_yield_fair", fair),
     ("main_thread_exits_first", main_exits),
+    ("threads_beside_signals", beside_signals),
+    ("threads_awaited_by_calls", awaited_by_calls),
 ];
 
 fn join() {
@@ -346,4 +348,63 @@ fn main_exits() {
         1
     });
     assert_eq!(libc::WEXITSTATUS(super::sys::wait(pid)), 5);
+}
+
+/// Threads come and go, wake each other and make calls while signals arrive at any moment: no call is lost, made twice or given another's
+/// result.
+fn beside_signals() {
+    static ALARMS: AtomicU64 = AtomicU64::new(0);
+    extern "C" fn alarm(_: libc::c_int) {
+        ALARMS.fetch_add(1, Ordering::Relaxed);
+        unsafe { libc::getppid() };
+    }
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = alarm as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()), 0);
+        let every = libc::timeval { tv_sec: 0, tv_usec: 700 };
+        let timer = libc::itimerval { it_interval: every, it_value: every };
+        assert_eq!(libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()), 0);
+    }
+    let mut pipe = [0; 2];
+    assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
+    let mut sum = 0;
+    for i in 0..400_u32 {
+        let writer = thread::spawn(move || {
+            let bytes = i.to_ne_bytes();
+            for b in &bytes {
+                assert_eq!(unsafe { libc::write(pipe[1], std::ptr::from_ref(b).cast(), 1) }, 1);
+            }
+            u64::from(i)
+        });
+        let mut bytes = [0_u8; 4];
+        for b in &mut bytes {
+            assert_eq!(unsafe { libc::read(pipe[0], std::ptr::from_mut(b).cast(), 1) }, 1);
+        }
+        assert_eq!(u32::from_ne_bytes(bytes), i);
+        sum += writer.join().unwrap();
+    }
+    assert_eq!(sum, 399 * 400 / 2);
+    while ALARMS.load(Ordering::Relaxed) < 3 {
+        unsafe { libc::pause() };
+    }
+    unsafe {
+        let timer: libc::itimerval = std::mem::zeroed();
+        assert_eq!(libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()), 0);
+    }
+}
+
+/// A thread that makes calls without end until another, which it woke, has run: that one must not wait for the calls to end.
+fn awaited_by_calls() {
+    for _ in 0..50 {
+        let done = Arc::new(AtomicBool::new(false));
+        let d = done.clone();
+        let other = thread::spawn(move || d.store(true, Ordering::SeqCst));
+        let mut byte = 0_u8;
+        while !done.load(Ordering::SeqCst) {
+            assert_eq!(unsafe { libc::read(-1, std::ptr::from_mut(&mut byte).cast(), 1) }, -1);
+        }
+        other.join().unwrap();
+    }
 }

@@ -221,7 +221,9 @@ impl Service {
             {
                 own.keeping.store(true, Ordering::SeqCst);
             }
-            if calls.task_waits(looker) && balance.waited(now, now.wrapping_sub(before)) {
+            if !calls.task_waits(looker) {
+                balance.nobody_waits();
+            } else if balance.waited(now, now.wrapping_sub(before)) {
                 calls.waited_in_vain(looker);
                 return (Look::Better, served);
             }
