@@ -8,8 +8,8 @@ use sentry::platform::{Exit, GuestSpace as _, Memory as _, PhysAddr, PteFlags, T
 use super::Machine;
 use super::requests::{Requests, Service};
 use super::signal::Kick;
-use crate::entry::direct::{self, Site};
 use crate::clock::tsc;
+use crate::entry::direct::{self, Site};
 use crate::entry::stub::{self, Stub};
 use crate::entry::tables::{GDT_LIMIT, KERNEL_CS, TSS_LIMIT, TSS_SELECTOR, USER_CS, USER_SS, has_error_code};
 use crate::entry::{
