@@ -18,6 +18,7 @@ mod hostile;
 mod hungry;
 mod io;
 mod memory;
+mod mqueue;
 mod namespaces;
 mod pidfd;
 mod pidns;
@@ -69,6 +70,7 @@ const AREAS: &[&[Case]] = &[
     scheduling::CASES,
     shm::CASES,
     sysv::CASES,
+    mqueue::CASES,
     signal_actions::CASES,
     signal_queues::CASES,
     hostile::CASES,

@@ -2,6 +2,7 @@
 use std::sync::Arc;
 
 use super::dev::new_dev_fs;
+use super::mqueue::MqFs;
 use super::proc::ProcFs;
 use super::pts::DevPts;
 use super::sys::SysFs;
@@ -20,6 +21,7 @@ pub fn new_file_system(task: &Arc<Task>, kind: &[u8], data: &[u8]) -> Result<Arc
         b"sysfs" => SysFs::new(kernel),
         b"tmpfs" | b"ramfs" => TmpFs::new(kernel.platform.clone(), tmpfs_options(task, data)?, "tmpfs")?,
         b"devpts" => DevPts::new(kernel),
+        b"mqueue" => MqFs::new(&kernel.platform, task.nsproxy()?.ipc.clone()),
         b"devtmpfs" => new_dev_fs(&kernel.platform)?,
         _ => return Err(Errno::ENODEV),
     })

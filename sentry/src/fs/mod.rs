@@ -6,6 +6,7 @@ pub mod eventfd;
 pub mod host;
 pub mod inotify;
 pub mod kinds;
+pub mod mqueue;
 pub mod overlay;
 pub mod pipe;
 pub mod proc;

@@ -2,6 +2,7 @@
 use std::sync::Arc;
 
 use super::Owner;
+use super::mq::MqTable;
 use super::msg::MsgQueues;
 use super::sem::Semaphores;
 use super::shm::Segments;
@@ -15,6 +16,8 @@ pub struct IpcNamespace {
     pub sem: Semaphores,
     /// System V message queues.
     pub msg: MsgQueues,
+    /// POSIX message queues.
+    pub mq: MqTable,
     /// Whose capabilities count.
     pub owner: Owner,
 }
@@ -23,7 +26,14 @@ impl IpcNamespace {
     /// A namespace with a number of its own.
     pub fn new(owner: Owner) -> IpcNamespace {
         let shm = Segments::new(owner.user_ns.clone());
-        IpcNamespace { number: super::next_number(), shm, sem: Semaphores::default(), msg: MsgQueues::default(), owner }
+        IpcNamespace {
+            number: super::next_number(),
+            shm,
+            sem: Semaphores::default(),
+            msg: MsgQueues::default(),
+            mq: MqTable::default(),
+            owner,
+        }
     }
 
     /// Its number.

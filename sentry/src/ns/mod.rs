@@ -2,6 +2,7 @@
 pub mod cgroup;
 pub mod ipc;
 pub mod ipc_ids;
+pub mod mq;
 pub mod msg;
 pub mod net;
 pub mod sem;

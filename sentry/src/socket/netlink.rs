@@ -197,6 +197,20 @@ fn answer(request: &Request, port: u32, bytes: &[u8]) -> Vec<Vec<u8>> {
 }
 
 impl NetlinkSocket {
+    /// Puts a message from the kernel in; it is lost where there is no room.
+    pub fn deliver(&self, message: Vec<u8>) {
+        let ancillary = Ancillary { source: Some(address(0).into()), ..Ancillary::default() };
+        {
+            let mut state = self.state.lock();
+            if self.options.budget.room() == 0 {
+                return;
+            }
+            let Ok(charge) = self.options.budget.charge(message.len()) else { return };
+            state.received.push(Segment::new(message, ancillary, charge));
+        }
+        self.options.queue.wake(Events::READABLE);
+    }
+
     fn port(&self, task: &Task) -> u32 {
         let mut state = self.state.lock();
         if state.port == 0 {

@@ -18,6 +18,7 @@ pub mod memfd;
 pub mod memory;
 pub mod message;
 pub mod mount;
+pub mod mqueue;
 pub mod names;
 pub mod pidfd;
 pub mod pipe;

@@ -18,7 +18,7 @@ use crate::{Errno, Result};
 pub const ROWS: &[Row] = &[
     row!(155, pivot_root(new_root: PathArg, put_old: PathArg), fast pivot_root, Full),
     row!(165, mount(source: PathArg, target: PathArg, fstype: UserAddr, flags: Bits, data: UserAddr), fast mount,
-        Partial, "proc, sysfs, tmpfs, devpts, devtmpfs, bind and move; no shared propagation"),
+        Partial, "proc, sysfs, tmpfs, devpts, devtmpfs, mqueue, bind and move; no shared propagation"),
     row!(166, umount2(target: PathArg, flags: Bits), fast umount2, Partial, "no MNT_EXPIRE"),
     row!(303, name_to_handle_at(dirfd: Fd, path: PathArg, handle: UserAddr, mount_id: UserAddr, flags: Bits),
         fast name_to_handle_at, Partial, "no file system here exports handles: EOPNOTSUPP"),

@@ -135,6 +135,7 @@ pub const TABLE_AREAS: &[&[Row]] = &[
     super::memfd::ROWS,
     super::shm::ROWS,
     super::sysv::ROWS,
+    super::mqueue::ROWS,
     super::pipe::ROWS,
     super::poll::ROWS,
     super::signal::ROWS,

@@ -67,9 +67,9 @@ pub struct Itimerspec {
 #[derive(Clone, Copy, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SigEvent {
-    value: u64,
-    signo: i32,
-    notify: u32,
+    pub(super) value: u64,
+    pub(super) signo: i32,
+    pub(super) notify: u32,
     tid: i32,
     pad: [i32; 11],
 }

@@ -50,20 +50,20 @@ static KERNEL_ROWS: &[Row] = &[
     setting(
         "msgmax",
         0o644,
-        |cx| sysvipc::limit(cx, |l| &l.max),
-        |_, by, value| sysvipc::set_limit(by, value, |l| &l.max),
+        |cx| sysvipc::show(cx, |ipc| &ipc.msg.limits.max),
+        |_, by, value| sysvipc::set(by, value, |ipc| &ipc.msg.limits.max),
     ),
     setting(
         "msgmnb",
         0o644,
-        |cx| sysvipc::limit(cx, |l| &l.bytes),
-        |_, by, value| sysvipc::set_limit(by, value, |l| &l.bytes),
+        |cx| sysvipc::show(cx, |ipc| &ipc.msg.limits.bytes),
+        |_, by, value| sysvipc::set(by, value, |ipc| &ipc.msg.limits.bytes),
     ),
     setting(
         "msgmni",
         0o644,
-        |cx| sysvipc::limit(cx, |l| &l.queues),
-        |_, by, value| sysvipc::set_limit(by, value, |l| &l.queues),
+        |cx| sysvipc::show(cx, |ipc| &ipc.msg.limits.queues),
+        |_, by, value| sysvipc::set(by, value, |ipc| &ipc.msg.limits.queues),
     ),
     fixed!("ngroups_max", "65536"),
     setting(
@@ -147,6 +147,17 @@ static VM_ROWS: &[Row] = &[
     fixed!("vfs_cache_pressure", "100"),
 ];
 
+macro_rules! mqueue {
+    ($name:literal, $limit:ident) => {
+        setting(
+            $name,
+            0o644,
+            |cx| sysvipc::show(cx, |ipc| &ipc.mq.limits.$limit),
+            |_, by, value| sysvipc::set(by, value, |ipc| &ipc.mq.limits.$limit),
+        )
+    };
+}
+
 static FS_ROWS: &[Row] = &[
     fixed!("aio-max-nr", "65536"),
     fixed!("aio-nr", "0"),
@@ -164,7 +175,16 @@ static FS_ROWS: &[Row] = &[
     fixed!("lease-break-time", "45"),
     fixed!("leases-enable", "0"),
     fixed!("mount-max", "10000"),
-    dir("mqueue", &[]),
+    dir(
+        "mqueue",
+        &[
+            mqueue!("msg_default", messages_default),
+            mqueue!("msg_max", messages),
+            mqueue!("msgsize_default", size_default),
+            mqueue!("msgsize_max", size),
+            mqueue!("queues_max", queues),
+        ],
+    ),
     fixed!("nr_open", "1048576"),
     fixed!("overflowgid", "65534"),
     fixed!("overflowuid", "65534"),

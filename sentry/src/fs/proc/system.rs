@@ -109,7 +109,8 @@ fn tty_drivers(_: &Cx) -> Result<Vec<u8>> {
 }
 
 fn filesystems(_: &Cx) -> Result<Vec<u8>> {
-    Ok(b"nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\toverlay\n".to_vec())
+    Ok(b"nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\toverlay\nnodev\tmqueue\n"
+        .to_vec())
 }
 
 fn interrupts(cx: &Cx) -> Result<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! /proc/sysvipc (sysvipc(7)) and the limits of messages in /proc/sys/kernel: System V IPC of the reader's namespace. Owns the texts.
+//! /proc/sysvipc (sysvipc(7)) and the limits of messages in /proc/sys: System V IPC of the reader's namespace. Owns the texts.
 use core::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::pid::parse_number;
 use super::{Cx, Row, text};
 use crate::ns::ipc::IpcNamespace;
-use crate::ns::msg::Limits;
 use crate::ns::user::Caps;
 use crate::task::Task;
 use crate::vfs::file::Caller;
@@ -103,20 +102,20 @@ fn shm(cx: &Cx) -> Result<Vec<u8>> {
     Ok(out.into_bytes())
 }
 
-/// One of the limits of messages.
-pub(super) fn limit(cx: &Cx, which: fn(&Limits) -> &AtomicU32) -> Result<Vec<u8>> {
+/// A limit of an IPC namespace.
+pub(super) fn show(cx: &Cx, which: fn(&IpcNamespace) -> &AtomicU32) -> Result<Vec<u8>> {
     let ns = namespace(cx)?;
-    Ok(format!("{}\n", which(&ns.msg.limits).load(Ordering::Relaxed)).into_bytes())
+    Ok(format!("{}\n", which(&ns).load(Ordering::Relaxed)).into_bytes())
 }
 
 /// Sets it, in the writer's namespace.
-pub(super) fn set_limit(caller: &dyn Caller, value: &[u8], which: fn(&Limits) -> &AtomicU32) -> Result<()> {
+pub(super) fn set(caller: &dyn Caller, value: &[u8], which: fn(&IpcNamespace) -> &AtomicU32) -> Result<()> {
     let task = caller.as_any().downcast_ref::<Task>().ok_or(Errno::EPERM)?;
     let ns = task.nsproxy()?.ipc.clone();
     if !caller.credentials().has_in(&ns.owner.user_ns, Caps::SYS_ADMIN) {
         return Err(Errno::EPERM);
     }
     let value = u32::try_from(parse_number(value)?).ok().filter(|&v| i32::try_from(v).is_ok()).ok_or(Errno::EINVAL)?;
-    which(&ns.msg.limits).store(value, Ordering::Relaxed);
+    which(&ns).store(value, Ordering::Relaxed);
     Ok(())
 }
