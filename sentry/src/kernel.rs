@@ -284,7 +284,7 @@ impl Kernel {
         }
     }
 
-    /// The sandbox's init has ended: whoever waits in [`Kernel::wait_exit`] goes on.
+    /// The sandbox's init has ended: whoever waits in [`Kernel::wait_exit`] goes on, and the workers return.
     pub(crate) fn set_exit(&self, status: ExitStatus) {
         let mut exit = self.exit.lock();
         if exit.is_none() {
@@ -292,6 +292,7 @@ impl Kernel {
         }
         drop(exit);
         self.exited.notify_all();
+        self.shutdown();
     }
 
     /// Blocks the calling host thread (not a worker) until the sandbox's init has ended and all its processes are gone.
@@ -316,7 +317,7 @@ impl Kernel {
     }
 }
 
-/// The life of a worker's host thread: runs tasks on `cpu` until [`Kernel::shutdown`].
+/// The life of a worker's host thread: runs tasks on `cpu` until the sandbox has ended, or [`Kernel::shutdown`].
 pub fn worker_main(kernel: &Arc<Kernel>, cpu: usize) {
     kernel.sched.run_worker(cpu);
 }

@@ -50,23 +50,22 @@ pub struct KvmPlatform {
 }
 
 impl KvmPlatform {
-    /// Makes the machine and tests it. Workers attach later.
+    /// Makes the machine and tests it. Workers attach later; that of CPU 0 should be the calling thread (see `self_test::run`).
     pub fn new(config: Config) -> Result<Arc<KvmPlatform>, PlatformError> {
         let (kvm, caps) = caps::open()?;
         let cpus = config.cpus.max(1);
-        // One more vCPU is the self-test's.
-        if cpus >= caps.max_vcpus.min(256) {
-            return Err(PlatformError::TooManyCpus(cpus, caps.max_vcpus.min(256) - 1));
+        if cpus > caps.max_vcpus.min(256) {
+            return Err(PlatformError::TooManyCpus(cpus, caps.max_vcpus.min(256)));
         }
         membarrier(MembarrierCommand::RegisterPrivateExpedited)
             .map_err(|e| PlatformError::Host("register for memory barriers", e.into()))?;
-        let (mut machine, report) = self_test::run(&kvm, caps, cpus, config.memory_limit)?;
+        let (mut machine, report, guest) = self_test::run(&kvm, caps, cpus, config.memory_limit)?;
         // In ring 0 SYSCALL is as quick as a jump.
         let direct = config.rewrite && machine.mode == TrapMode::Ring3;
         machine.direct = direct.then(|| Trampolines::new(Stub::new(machine.mode).direct));
         let clock = Clock::new(report.tsc_khz, report.tsc_usable);
         Ok(Arc::new(KvmPlatform {
-            pool: Pool::new(machine, cpus, config.service, report.tsc_khz),
+            pool: Pool::new(machine, cpus, config.service, report.tsc_khz, guest),
             clock,
             report,
             deadline: OnceLock::new(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use guest_abi::Errno;
 use kvm_ioctls::{Kvm, VmFd};
-use sentry::platform::{Exit, GuestSpace, Memory as _, Platform as _, Pte, PteFlags, UserContext};
+use sentry::platform::{Exit, GuestSpace, Memory as _, PhysAddr, Platform as _, Pte, PteFlags, UserContext};
 
 use crate::clock;
 use crate::entry::{SUPERVISOR_SYSCALL, SharedPages, TrapMode};
@@ -57,6 +57,8 @@ const CPUID: u64 = 0x60;
 const DATA: u64 = 0x50_0000;
 /// Bytes of one of them.
 const RECORD: usize = 24;
+/// Leaves at the head of the list that are asked for first.
+const TELLING: usize = 3;
 /// An address that nothing maps.
 const ABSENT: u64 = 0x1234_5678_9000;
 
@@ -99,6 +101,11 @@ fn host_cpu() -> String {
     line.and_then(|l| l.split_once(':')).map_or_else(|| "unknown".into(), |(_, name)| name.trim().into())
 }
 
+fn questions() -> Vec<u8> {
+    let record = |&(function, index): &(u32, u32)| [function, index, 0, 0, 0, 0];
+    LEAVES.iter().flat_map(record).flat_map(u32::to_le_bytes).collect()
+}
+
 fn leaf(record: &[u8]) -> Option<Leaf> {
     let mut words = record.chunks_exact(4).filter_map(|b| b.try_into().ok()).map(u32::from_le_bytes);
     let (function, index) = (words.next()?, words.next()?);
@@ -131,8 +138,9 @@ fn failed<T>(what: &str, exit: &Exit) -> Result<T, PlatformError> {
     Err(PlatformError::SelfTest(format!("{what} ended in {exit:?}")))
 }
 
-/// Makes a virtual machine for `cpus` CPUs and finds out how it behaves.
-pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Machine, SelfTest), PlatformError> {
+/// Makes a virtual machine for `cpus` CPUs and finds out how it behaves, on the vCPU of CPU 0, which comes with it. It should stay
+/// the calling thread's: a vCPU that changes threads costs some kernels a grace period of milliseconds.
+pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Machine, SelfTest, Guest), PlatformError> {
     let no_memory = |e: Errno| PlatformError::Memory(e.to_string());
     let fd: Arc<VmFd> = Arc::new(vm::create(kvm, memory_limit)?);
     let memory = GuestMemory::new(fd.clone(), memory_limit).map_err(|e| PlatformError::Memory(e.to_string()))?;
@@ -140,9 +148,7 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
     memory.set_shadow_paging(!nested_paging);
     let cpuid = GuestCpuid::new(kvm, cpus)?;
     let shared = SharedPages::new(&memory).map_err(no_memory)?;
-    // The vCPU is the test's own: a vCPU that changes threads costs some kernels a grace period of milliseconds.
-    let id = u32::try_from(cpus).unwrap_or(u32::MAX);
-    let mut guest = Guest::new(&fd, &memory, &shared, &cpuid, id, 0, None)?;
+    let mut guest = Guest::new(&fd, &memory, &shared, &cpuid, 0, 0, None)?;
     let (vcpu, _) = guest.parts();
     let format = Arc::new(Format::new(&cpuid, vcpu)?);
     let tsc_khz = if caps.tsc_khz { vcpu.fd().get_tsc_khz().ok().map(u64::from).filter(|&k| k > 0) } else { None };
@@ -163,20 +169,12 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
     machine.memory.write(code, &program()).map_err(no_memory)?;
     space.map(CODE, Pte { pa: code, flags: PteFlags::EXEC | PteFlags::OWNED }).map_err(no_memory)?;
     let data = machine.memory.alloc().map_err(no_memory)?;
-    let questions: Vec<u8> = LEAVES
-        .iter()
-        .flat_map(|(function, index)| [function.to_le_bytes(), index.to_le_bytes(), [0; 4], [0; 4], [0; 4], [0; 4]])
-        .flatten()
-        .collect();
-    machine.memory.write(data, &questions).map_err(no_memory)?;
+    machine.memory.write(data, &questions()).map_err(no_memory)?;
     space.map(DATA, Pte { pa: data, flags: PteFlags::WRITE | PteFlags::OWNED }).map_err(no_memory)?;
-    let verdict = test(&mut machine, guest, &space);
+    let verdict = test(&mut machine, guest, &space, data);
     space.drain(&mut |_, _| {});
-    let mut answers = vec![0; questions.len()];
-    machine.memory.read(data, &mut answers).map_err(no_memory)?;
     machine.memory.release(&[code, data]);
-    let tsc_matches = verdict?;
-    let leaves: Vec<Leaf> = answers.chunks_exact(RECORD).filter_map(leaf).collect();
+    let (tsc_matches, leaves, guest) = verdict?;
     if let Some(l) = leaves.iter().find(|l| l.function == 1) {
         machine.cpuid.hwcap = l.regs[3];
     }
@@ -194,11 +192,16 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
         leaves,
         host_cpu: host_cpu(),
     };
-    Ok((machine, report))
+    Ok((machine, report, guest))
 }
 
-/// Sets the machine's mode, and tells whether the guest's TSC is the host's.
-fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, PlatformError> {
+/// Sets the machine's mode, and tells whether the guest's TSC is the host's, and its CPUID.
+fn test(
+    machine: &mut Machine,
+    guest: Guest,
+    space: &KvmSpace,
+    data: PhysAddr,
+) -> Result<(bool, Vec<Leaf>, Guest), PlatformError> {
     let fpu = KvmFpu::detached(&machine.format);
     let mut t = Test { machine, guest, kick: Kick::default(), space, fpu: &fpu };
     let page = t.guest.run_page();
@@ -243,15 +246,39 @@ fn test(machine: &mut Machine, guest: Guest, space: &KvmSpace) -> Result<bool, P
         (Exit::Exception { vector: 6, .. }, _) => false,
         (exit, _) => return failed("RDFSBASE", &exit),
     };
-    let end = DATA + (LEAVES.len() * RECORD) as u64;
-    match t.enter(CPUID, DATA, end) {
-        (Exit::Syscall, c) if c.rdi == end => {}
-        (exit, _) => return failed("CPUID", &exit),
-    }
+    let leaves = leaves(&mut t, data)?;
+    let guest = t.guest;
     machine.out_advances = out_advances;
     machine.debug_registers = debug_registers;
     machine.cpuid.fsgsbase = fsgsbase;
-    Ok(tsc_matches)
+    Ok((tsc_matches, leaves, guest))
+}
+
+/// What CPUID gives inside the guest. Some KVMs leave CPUID to the processor, and then it may name more than KVM was told. Where the
+/// leaves with most of the features are as KVM says, so are the others, which saves an exit each.
+fn leaves(t: &mut Test<'_>, data: PhysAddr) -> Result<Vec<Leaf>, PlatformError> {
+    let mut executed = Vec::new();
+    for part in [0..TELLING, TELLING..LEAVES.len()] {
+        let [start, end] = [part.start, part.end].map(|n| DATA + (n * RECORD) as u64);
+        match t.enter(CPUID, start, end) {
+            (Exit::Syscall, c) if c.rdi == end => {}
+            (exit, _) => return failed("CPUID", &exit),
+        }
+        let mut answers = vec![0; part.len() * RECORD];
+        let read = t.machine.memory.read(PhysAddr(data.0 + start - DATA), &mut answers);
+        read.map_err(|e| PlatformError::Memory(e.to_string()))?;
+        executed.extend(answers.chunks_exact(RECORD).filter_map(leaf));
+        let said = GuestCpuid::in_force(t.guest.parts().0.fd())?;
+        let regs = |function, index| {
+            let entry = said.iter().find(|e| e.function == function && e.index == index);
+            entry.map_or([0; 4], |e| [e.eax, e.ebx, e.ecx, e.edx])
+        };
+        if executed.iter().all(|l| l.regs == regs(l.function, l.index)) {
+            let leaf = |&(function, index)| Leaf { function, index, regs: regs(function, index) };
+            return Ok(LEAVES.iter().map(leaf).collect());
+        }
+    }
+    Ok(executed)
 }
 
 /// Whether changes to page tables reach the guest as they must: takes a few hundred exits, for `bartizan doctor` on a machine

@@ -34,6 +34,7 @@ pub fn run(options: &RunOptions) -> Result<u8, Failure> {
     if let Some(format) = options.stats {
         output.text(&report::report(sandbox.kernel(), format));
     }
+    sandbox.leave();
     Ok(match outcome {
         Outcome::Exited(code) => code,
         Outcome::Killed(signal) => 128 + signal,

@@ -201,6 +201,12 @@ impl GuestCpuid {
         vcpu.set_cpuid2(&cpuid).map_err(PlatformError::kvm(what))
     }
 
+    /// What KVM says that CPUID gives on a vCPU: EAX, EBX, ECX, EDX for each leaf and subleaf, with what the vCPU's own state decides.
+    pub fn in_force(vcpu: &VcpuFd) -> Result<Vec<kvm_cpuid_entry2>, PlatformError> {
+        let entries = vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES);
+        Ok(entries.map_err(PlatformError::kvm("tell a virtual CPU's CPUID"))?.as_slice().to_vec())
+    }
+
     /// A register set of the guest's CPUID (EAX, EBX, ECX, EDX), zero where there is no such leaf.
     pub fn leaf(&self, function: u32, index: u32) -> [u32; 4] {
         self.entries

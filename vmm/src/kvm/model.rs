@@ -12,19 +12,19 @@ pub struct Leaf {
     pub regs: [u32; 4],
 }
 
-/// The leaves that [`describe`] reads.
+/// The leaves that [`describe`] reads, first those that tell of the most features.
 pub const LEAVES: &[(u32, u32)] = &[
-    (0, 0),
     (1, 0),
+    (7, 0),
+    (0x8000_0001, 0),
+    (0, 0),
     (4, 0),
     (4, 1),
     (4, 2),
     (4, 3),
-    (7, 0),
     (7, 1),
     (0xd, 1),
     (0x8000_0000, 0),
-    (0x8000_0001, 0),
     (0x8000_0002, 0),
     (0x8000_0003, 0),
     (0x8000_0004, 0),

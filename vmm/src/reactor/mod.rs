@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -97,20 +98,26 @@ impl Reactor {
         Ok(Arc::new(reactor))
     }
 
-    /// Starts the thread and waits until it runs: a thread's own beginning makes host calls that the jail, which comes next,
-    /// lets nobody make. `signals` are taken by it; [`block`] must have blocked them before the process had other threads.
-    pub fn start(self: &Arc<Self>, signals: &[i32], callbacks: Callbacks) -> io::Result<()> {
+    /// Starts the thread. `signals` are taken by it; [`block`] must have blocked them before the process had other threads. It gets its
+    /// callbacks, or ends without, before it looks at anything. The receiver tells when it has begun: a thread's own beginning makes host
+    /// calls that the jail lets nobody make.
+    pub fn start(
+        self: &Arc<Self>,
+        signals: &[i32],
+        callbacks: impl FnOnce() -> Option<Callbacks> + Send + 'static,
+    ) -> io::Result<Receiver<()>> {
         let signal_fd = signals::open(signals)?;
         epoll::add(&self.epoll, &signal_fd, epoll::EventData::new_u64(SIGNALS), epoll::EventFlags::IN)?;
         let this = self.clone();
         let (running, runs) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name("reactor".into()).stack_size(256 << 10).spawn(move || {
             let _ = running.send(());
-            this.run(&signal_fd, &callbacks);
+            if let Some(callbacks) = callbacks() {
+                this.run(&signal_fd, &callbacks);
+            }
         })?;
         *self.thread.lock() = Some(thread);
-        let _ = runs.recv();
-        Ok(())
+        Ok(runs)
     }
 
     /// Ends the thread and waits for it, unless the caller is the thread itself.
@@ -309,7 +316,7 @@ mod tests {
             clock_set: Box::new(|| {}),
             signal: Box::new(|_| {}),
         };
-        r.start(&[], callbacks).unwrap();
+        r.start(&[], || Some(callbacks)).unwrap();
         let at = now() + 20_000_000;
         r.set_deadline(Some(at + 1_000_000_000));
         r.set_deadline(Some(at));

@@ -5,12 +5,12 @@ pub(crate) mod error;
 mod inherited;
 mod timeout;
 mod upkeep;
+mod workers;
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sentry::Kernel;
@@ -21,7 +21,7 @@ use sentry::ns::user::Credentials;
 use sentry::syscalls::strace::Trace;
 use sentry::task::init::InitConfig;
 use sentry::time::timer::Armed;
-use sentry::vfs::{File, OpenFlags};
+use sentry::vfs::OpenFlags;
 
 pub use error::SandboxError;
 
@@ -33,6 +33,7 @@ use crate::jail;
 use crate::memory::GuestMemory;
 use crate::platform::{Config, KvmPlatform, Service};
 use crate::reactor::{self, Callbacks, Reactor};
+use workers::Workers;
 
 /// A host path to show in the sandbox.
 pub struct BindSource {
@@ -103,18 +104,15 @@ pub enum Outcome {
     TimedOut,
 }
 
-/// A running sandbox.
+/// A running sandbox. The thread that starts it is the worker of CPU 0, from [`Sandbox::wait`] on.
 pub struct Sandbox {
     kernel: Arc<Kernel>,
-    reactor: Arc<Reactor>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Workers,
+    reacting: Reacting,
     timed_out: Arc<AtomicBool>,
     timeout: Option<Armed>,
     control: Option<control::Server>,
 }
-
-/// Bytes of a worker's stack: system calls nest a few levels deep, never by what a guest says.
-const WORKER_STACK: usize = 1 << 20;
 
 /// Signals of the caller that reach the guest.
 const FORWARDED: &[i32] = &[
@@ -163,6 +161,19 @@ impl Sandbox {
             binds.push(open_bind(bind, &memory)?);
         }
 
+        let streams = standard_streams(&reactor, &memory)?;
+
+        // Threads started from here on are under the same restriction.
+        let mut paths = jail::Paths { readable, writable, ..jail::Paths::default() };
+        if let Some((claim, _)) = &claim {
+            paths.emptied.push(claim.path().to_owned());
+            paths.thinned.push(claim.parent().to_owned());
+        }
+        jail::restrict_files(&paths).map_err(|e| SandboxError::Jail(e.to_string()))?;
+        // They make their vCPUs while this one goes on.
+        let workers = Workers::start(&platform, config.cpus)?;
+        let mut reacting = Reacting::start(&reactor)?;
+
         let kernel_config = KernelConfig { hostname: config.hostname.clone(), ..KernelConfig::default() };
         let kernel = Kernel::new(platform.clone(), kernel_config);
         sentry::syscalls::requested::offer(&kernel);
@@ -172,7 +183,8 @@ impl Sandbox {
         }
         let mounts = assemble_root(&kernel, RootConfig { tree: root, binds, tmpfs: config.tmpfs.clone() })
             .map_err(|e| SandboxError::Mount { at: e.at, errno: e.errno })?;
-        let files = standard_streams(&kernel, &reactor, &memory)?;
+        let open = |stream, flags| StdioFile::open(&kernel.terminals, stream, flags);
+        let files = streams.into_iter().map(|(number, stream, flags)| (number, open(stream, flags))).collect();
 
         let user = config.user.unwrap_or_else(inherited::identity);
         let credentials = Credentials::new(user.uid, user.gid, user.groups);
@@ -187,43 +199,17 @@ impl Sandbox {
         };
 
         let timed_out = Arc::new(AtomicBool::new(false));
-        let callbacks = {
-            let (deadline, signal) = (Arc::downgrade(&kernel), Arc::downgrade(&kernel));
-            let clock = Arc::downgrade(&kernel);
-            Callbacks {
-                deadline: Box::new(move || {
-                    if let Some(kernel) = deadline.upgrade() {
-                        kernel.on_deadline();
-                    }
-                }),
-                clock_set: Box::new(move || {
-                    if let Some(kernel) = clock.upgrade() {
-                        kernel.on_clock_set();
-                    }
-                }),
-                signal: Box::new(move |number| {
-                    if let Some(kernel) = signal.upgrade() {
-                        forward(&kernel, number);
-                    }
-                }),
-            }
-        };
-        // Threads started from here on are under the same restriction.
-        let mut paths = jail::Paths { readable, writable, ..jail::Paths::default() };
-        if let Some((claim, _)) = &claim {
-            paths.emptied.push(claim.path().to_owned());
-            paths.thinned.push(claim.parent().to_owned());
-        }
-        jail::restrict_files(&paths).map_err(|e| SandboxError::Jail(e.to_string()))?;
-        reactor.start(FORWARDED, callbacks).map_err(|e| SandboxError::host("start the reactor thread", &e))?;
-        let workers = start_workers(&kernel, &platform, config.cpus)?;
-        let mut sandbox = Sandbox { kernel: kernel.clone(), reactor, workers, timed_out, timeout: None, control: None };
+        reacting.serve(&kernel);
+        workers.attach(&platform)?;
+        let mut sandbox =
+            Sandbox { kernel: kernel.clone(), reacting, workers, timed_out, timeout: None, control: None };
         let mut listening = None;
         if let Some((claim, listener)) = claim {
             listening = Some(listener.as_raw_fd());
             let server = control::Server::start(&kernel, claim, listener, control::Facts { command });
             sandbox.control = Some(server.map_err(|e| SandboxError::host("start the control thread", &e))?);
         }
+        sandbox.reacting.begun();
         let started = jail::restrict_calls(config.refusal, listening)
             .map_err(|e| SandboxError::Jail(e.to_string()))
             .and_then(|()| command::spawn(&kernel, init));
@@ -242,8 +228,9 @@ impl Sandbox {
         &self.kernel
     }
 
-    /// Waits for the command and everything it started.
+    /// Runs the command and everything it started to their end, on the thread that started the sandbox.
     pub fn wait(&self) -> Outcome {
+        self.workers.run(&self.kernel);
         let status = self.kernel.wait_exit();
         match (status.code(), status.signal()) {
             _ if self.timed_out.load(Ordering::SeqCst) => Outcome::TimedOut,
@@ -256,10 +243,14 @@ impl Sandbox {
         self.timeout = None;
         self.control = None;
         self.kernel.shutdown();
-        for worker in self.workers.drain(..) {
-            let _ = worker.join();
-        }
-        self.reactor.stop();
+        self.workers.join();
+        self.reacting.stop();
+    }
+
+    /// Takes back what others on the host could see, and leaves threads and memory to the end of the process, which is near.
+    pub fn leave(mut self) {
+        self.control = None;
+        core::mem::forget(self);
     }
 }
 
@@ -269,46 +260,67 @@ impl Drop for Sandbox {
     }
 }
 
-/// Starts the workers and waits until each has its vCPU, which the jail lets nobody make later.
-fn start_workers(
-    kernel: &Arc<Kernel>,
-    platform: &Arc<KvmPlatform>,
-    cpus: usize,
-) -> Result<Vec<JoinHandle<()>>, SandboxError> {
-    let (report, attached) = mpsc::channel();
-    let mut workers = Vec::with_capacity(cpus);
-    let mut result = Ok(());
-    for cpu in 0..cpus {
-        let (kernel, platform, report) = (kernel.clone(), platform.clone(), report.clone());
-        let worker = move || {
-            let attached = platform.attach_worker(cpu);
-            let ready = attached.is_ok();
-            let _ = report.send(attached);
-            drop(report);
-            if ready {
-                sentry::kernel::worker_main(&kernel, cpu);
+/// The reactor's thread.
+struct Reacting {
+    reactor: Arc<Reactor>,
+    begun: mpsc::Receiver<()>,
+    /// What it waits for at first; without it, it ends.
+    callbacks: Option<mpsc::SyncSender<Callbacks>>,
+}
+
+impl Reacting {
+    fn start(reactor: &Arc<Reactor>) -> Result<Reacting, SandboxError> {
+        let (callbacks, later) = mpsc::sync_channel(1);
+        let begun = reactor.start(FORWARDED, move || later.recv().ok());
+        let begun = begun.map_err(|e| SandboxError::host("start the reactor thread", &e))?;
+        Ok(Reacting { reactor: reactor.clone(), begun, callbacks: Some(callbacks) })
+    }
+
+    /// Lets it look at the world for `kernel`.
+    fn serve(&mut self, kernel: &Arc<Kernel>) {
+        if let Some(callbacks) = self.callbacks.take() {
+            // The thread is there as long as `self`.
+            let _ = callbacks.send(callbacks_of(kernel));
+        }
+    }
+
+    /// Waits until the thread runs: its beginning makes host calls that the jail lets nobody make.
+    fn begun(&self) {
+        let _ = self.begun.recv();
+    }
+
+    fn stop(&mut self) {
+        self.callbacks = None;
+        self.reactor.stop();
+    }
+}
+
+impl Drop for Reacting {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What the reactor does for the sandbox.
+fn callbacks_of(kernel: &Arc<Kernel>) -> Callbacks {
+    let [deadline, clock, signal] = [Arc::downgrade(kernel), Arc::downgrade(kernel), Arc::downgrade(kernel)];
+    Callbacks {
+        deadline: Box::new(move || {
+            if let Some(kernel) = deadline.upgrade() {
+                kernel.on_deadline();
             }
-        };
-        let thread = std::thread::Builder::new().name(format!("worker-{cpu}")).stack_size(WORKER_STACK).spawn(worker);
-        match thread {
-            Ok(thread) => workers.push(thread),
-            Err(e) => result = Err(SandboxError::host("start a worker thread", &e)),
-        }
+        }),
+        clock_set: Box::new(move || {
+            if let Some(kernel) = clock.upgrade() {
+                kernel.on_clock_set();
+            }
+        }),
+        signal: Box::new(move |number| {
+            if let Some(kernel) = signal.upgrade() {
+                forward(&kernel, number);
+            }
+        }),
     }
-    drop(report);
-    for outcome in attached {
-        if let Err(e) = outcome {
-            result = Err(e.into());
-        }
-    }
-    if let Err(error) = result {
-        kernel.shutdown();
-        for worker in workers {
-            let _ = worker.join();
-        }
-        return Err(error);
-    }
-    Ok(workers)
 }
 
 fn open_bind(bind: &BindSource, memory: &Arc<GuestMemory>) -> Result<Bind, SandboxError> {
@@ -325,13 +337,12 @@ fn open_bind(bind: &BindSource, memory: &Arc<GuestMemory>) -> Result<Bind, Sandb
 }
 
 fn standard_streams(
-    kernel: &Kernel,
     reactor: &Arc<Reactor>,
     memory: &Arc<GuestMemory>,
-) -> Result<Vec<(i32, Arc<File>)>, SandboxError> {
+) -> Result<Vec<(i32, Arc<Stream>, OpenFlags)>, SandboxError> {
     let refused = |e: std::io::Error| SandboxError::host("take over a standard stream", &e);
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
-    let mut files = Vec::new();
+    let mut streams = Vec::new();
     for (number, fd) in [(0u8, stdin.as_fd()), (1, stdout.as_fd()), (2, stderr.as_fd())] {
         // A descriptor that the caller closed stays closed.
         if !was_open(number) {
@@ -342,12 +353,9 @@ fn standard_streams(
         let taken = take_standard(fd, number == 2).map_err(refused)?;
         let stream = Stream::new(taken, reactor, memory.clone())
             .map_err(|e| refused(std::io::Error::from_raw_os_error(e.raw())))?;
-        files.push((
-            i32::from(number),
-            StdioFile::open(&kernel.terminals, stream, OpenFlags::from_bits_retain(flags.bits())),
-        ));
+        streams.push((i32::from(number), stream, OpenFlags::from_bits_retain(flags.bits())));
     }
-    Ok(files)
+    Ok(streams)
 }
 
 /// Every open host file of the guest is a descriptor of this process.

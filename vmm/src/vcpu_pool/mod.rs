@@ -76,6 +76,16 @@ struct Cpu {
     armed: AtomicU64,
 }
 
+impl Cpu {
+    /// Gives the CPU its vCPU; `slot` is the CPU's own.
+    fn install(&self, slot: &mut Slot, mut guest: Guest) {
+        self.kick.set_run_page(guest.run_page());
+        self.requests.set_page(guest.request_page());
+        self.answers.set_pages(guest.mailbox_page(), guest.request_page());
+        slot.0 = Some(guest);
+    }
+}
+
 /// The worker is wanted for a task.
 const WANTED: u32 = 1;
 /// The worker should look for requests.
@@ -108,12 +118,22 @@ thread_local! {
 }
 
 impl Pool {
-    /// A pool of `cpus` vCPUs, none of which exists yet.
-    pub fn new(machine: Machine, cpus: usize, service: requests::Mode, tsc_khz: Option<u64>) -> Arc<Pool> {
+    /// A pool of `cpus` vCPUs, of which only `first`, that of CPU 0, exists yet.
+    pub fn new(
+        machine: Machine,
+        cpus: usize,
+        service: requests::Mode,
+        tsc_khz: Option<u64>,
+        first: Guest,
+    ) -> Arc<Pool> {
         // Somebody has to be idle while another runs.
         let mode = if cpus > 1 { service } else { requests::Mode::Off };
         let service = Service::new(mode, tsc_khz);
-        Arc::new(Pool { machine, service, cpus: (0..cpus).map(|_| Cpu::default()).collect() })
+        let cpus: Box<[Cpu]> = (0..cpus).map(|_| Cpu::default()).collect();
+        if let Some(cpu) = cpus.first() {
+            cpu.install(&mut cpu.slot.lock(), first);
+        }
+        Arc::new(Pool { machine, service, cpus })
     }
 
     /// Number of CPUs.
@@ -131,11 +151,8 @@ impl Pool {
             let mut slot = worker.slot.lock();
             if slot.0.is_none() {
                 let m = &self.machine;
-                let mut guest = Guest::new(&m.vm, &m.memory, &m.shared, &m.cpuid, number, number, Some(m.mode))?;
-                worker.kick.set_run_page(guest.run_page());
-                worker.requests.set_page(guest.request_page());
-                worker.answers.set_pages(guest.mailbox_page(), guest.request_page());
-                slot.0 = Some(guest);
+                let guest = Guest::new(&m.vm, &m.memory, &m.shared, &m.cpuid, number, number, Some(m.mode))?;
+                worker.install(&mut slot, guest);
             }
         }
         // The attachment is recorded first: its drop, at the thread's end, detaches.
