@@ -1,6 +1,4 @@
 //! /proc/PID/maps, smaps and smaps_rollup (proc_pid_maps(5), proc_pid_smaps(5)).
-use core::fmt::Write;
-
 use super::Cx;
 use crate::Result;
 use crate::mm::{MapFlags, MapSource, Prot, VmaInfo};
@@ -13,25 +11,59 @@ fn vmas(cx: &Cx, resident: bool) -> Result<Vec<VmaInfo>> {
 /// The column in which names begin.
 const NAME_COLUMN: usize = 73;
 
+/// Appends a number in hexadecimal with at least `width` digits. A program may have 65,530 mappings, so the texts are made by hand.
+fn hex(out: &mut Vec<u8>, value: u64, width: usize) {
+    let digits = (64 - value.leading_zeros() as usize).div_ceil(4).max(width);
+    for i in (0..digits).rev() {
+        let digit = if i < 16 { (value >> (4 * i)) & 15 } else { 0 };
+        out.push(b"0123456789abcdef".get(digit as usize).copied().unwrap_or(b'0'));
+    }
+}
+
+/// Appends a number in decimal, right-aligned in `width` columns.
+fn decimal(out: &mut Vec<u8>, mut value: u64, width: usize) {
+    let start = out.len();
+    loop {
+        out.push(b'0' + (value % 10) as u8);
+        value /= 10;
+        if value == 0 {
+            break;
+        }
+    }
+    while out.len() - start < width {
+        out.push(b' ');
+    }
+    if let Some(number) = out.get_mut(start..) {
+        number.reverse();
+    }
+}
+
 fn header(out: &mut Vec<u8>, vma: &VmaInfo) {
-    let flag = |on: bool, c: char| if on { c } else { '-' };
     let ((dev, ino), offset) = match &vma.source {
         MapSource::File { object, .. } => (object.key(), vma.offset),
         _ => ((0, 0), 0),
     };
-    let line = format!(
-        "{:08x}-{:08x} {}{}{}{} {offset:08x} {:02x}:{:02x} {ino} ",
-        vma.start,
-        vma.end,
-        flag(vma.prot.contains(Prot::READ), 'r'),
-        flag(vma.prot.contains(Prot::WRITE), 'w'),
-        flag(vma.prot.contains(Prot::EXEC), 'x'),
-        if vma.flags.contains(MapFlags::SHARED) { 's' } else { 'p' },
-        dev_major(dev),
-        dev_minor(dev),
-    );
     let start = out.len();
-    out.extend_from_slice(line.as_bytes());
+    hex(out, vma.start, 8);
+    out.push(b'-');
+    hex(out, vma.end, 8);
+    let flag = |on: bool, c: u8| if on { c } else { b'-' };
+    out.extend_from_slice(&[
+        b' ',
+        flag(vma.prot.contains(Prot::READ), b'r'),
+        flag(vma.prot.contains(Prot::WRITE), b'w'),
+        flag(vma.prot.contains(Prot::EXEC), b'x'),
+        if vma.flags.contains(MapFlags::SHARED) { b's' } else { b'p' },
+        b' ',
+    ]);
+    hex(out, offset, 8);
+    out.push(b' ');
+    hex(out, dev_major(dev), 2);
+    out.push(b':');
+    hex(out, dev_minor(dev), 2);
+    out.push(b' ');
+    decimal(out, ino, 1);
+    out.push(b' ');
     if !vma.name.is_empty() {
         let wanted = start + NAME_COLUMN;
         if out.len() < wanted {
@@ -75,10 +107,15 @@ impl Sums {
         }
     }
 
-    fn write(&self, out: &mut String, whole: bool) {
+    fn write(&self, out: &mut Vec<u8>, whole: bool) {
         let private = self.rss.saturating_sub(self.shared);
         let mut line = |name: &str, bytes: u64| {
-            let _ = writeln!(out, "{:<16}{:>8} kB", format!("{name}:"), bytes / 1024);
+            let end = out.len() + 16;
+            out.extend_from_slice(name.as_bytes());
+            out.push(b':');
+            out.resize(end.max(out.len()), b' ');
+            decimal(out, bytes / 1024, 8);
+            out.extend_from_slice(b" kB\n");
         };
         if !whole {
             line("Size", self.size);
@@ -120,11 +157,11 @@ pub(super) fn smaps(cx: &Cx) -> Result<Vec<u8>> {
         header(&mut out, &vma);
         let mut sums = Sums::default();
         sums.add(&vma, space.resident_kinds(vma.start, vma.end));
-        let mut text = String::new();
-        sums.write(&mut text, false);
+        sums.write(&mut out, false);
         let anonymous = matches!(vma.source, MapSource::Anonymous);
-        let _ = writeln!(text, "THPeligible:    {:>8}", u8::from(anonymous && vma.end - vma.start >= 2 << 20));
-        let mut flags = String::new();
+        out.extend_from_slice(b"THPeligible:    ");
+        decimal(&mut out, u64::from(anonymous && vma.end - vma.start >= 2 << 20), 8);
+        out.extend_from_slice(b"\nVmFlags: ");
         for (on, name) in [
             (vma.prot.contains(Prot::READ), "rd "),
             (vma.prot.contains(Prot::WRITE), "wr "),
@@ -140,11 +177,10 @@ pub(super) fn smaps(cx: &Cx) -> Result<Vec<u8>> {
             (anonymous, "ac "),
         ] {
             if on {
-                flags.push_str(name);
+                out.extend_from_slice(name.as_bytes());
             }
         }
-        let _ = writeln!(text, "VmFlags: {flags}");
-        out.extend_from_slice(text.as_bytes());
+        out.push(b'\n');
     }
     Ok(out)
 }
@@ -162,6 +198,25 @@ pub(super) fn smaps_rollup(cx: &Cx) -> Result<Vec<u8>> {
         text.push(' ');
     }
     text.push_str("[rollup]\n");
+    let mut text = text.into_bytes();
     sums.write(&mut text, true);
-    Ok(text.into_bytes())
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_as_the_formatter_has_them() {
+        for value in [0, 1, 9, 10, 15, 16, 255, 4096, 123_456_789, 0x7fff_ffff_f000, u64::MAX] {
+            for width in [1, 2, 8, 20] {
+                let (mut h, mut d) = (Vec::new(), Vec::new());
+                hex(&mut h, value, width);
+                decimal(&mut d, value, width);
+                assert_eq!(h, format!("{value:0width$x}").into_bytes());
+                assert_eq!(d, format!("{value:width$}").into_bytes());
+            }
+        }
+    }
 }
