@@ -50,6 +50,12 @@ fn exit_status_is_the_commands() {
 }
 
 #[test]
+fn options_of_container_tools() {
+    assert_eq!(run(&["run", "-i", "--", "true"]).status.code(), Some(0));
+    refused(&["run", "-it", "--", "true"], 2, "not a terminal");
+}
+
+#[test]
 fn commands_that_cannot_be_run() {
     refused(&["run", "--", "/nonexistent/command"], 127, "not found");
     refused(&["run", "--", "no-such-command-anywhere"], 127, "not found");

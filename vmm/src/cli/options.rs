@@ -72,6 +72,12 @@ pub struct RunOptions {
     /// Run as this user and group, by number or by name [default: the caller's]
     #[arg(long, short = 'u', value_name = "USER[:GROUP]", value_parser = value::user)]
     pub user: Option<value::User>,
+    /// Nothing: standard input is always the caller's
+    #[arg(long, short = 'i')]
+    pub interactive: bool,
+    /// Refuse to run unless standard input is a terminal, which is passed through with or without this option
+    #[arg(long, short = 't')]
+    pub tty: bool,
     /// Name the sandbox, so that `bartizan list`, `ps` and `kill` find it
     #[arg(long, value_name = "NAME", value_parser = value::name)]
     pub name: Option<String>,
@@ -155,4 +161,44 @@ pub struct DoctorOptions {
     /// Print the findings as a JSON array
     #[arg(long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../docs/bartizan.1");
+    const GUIDE: &str = include_str!("../../../docs/USER.md");
+
+    /// The options that the manual page lists for a subcommand.
+    fn listed(subcommand: &str) -> BTreeSet<String> {
+        let heading = format!(".Ss bartizan {subcommand}");
+        let section = PAGE.lines().skip_while(|l| **l != heading).skip(1);
+        let items = section.take_while(|l| !l.starts_with(".S")).filter(|l| l.starts_with(".It Fl "));
+        let flags = items.flat_map(|l| {
+            let words: Vec<&str> = l.split_whitespace().collect();
+            let named = words.windows(2).filter(|w| w[0] == "Fl").map(|w| format!("-{}", w[1])).collect::<Vec<_>>();
+            named
+        });
+        flags.collect()
+    }
+
+    #[test]
+    fn the_manual_page_and_the_guide_have_all_options_and_no_others() {
+        for command in Cli::command().get_subcommands() {
+            let options = command.get_arguments().filter(|a| !a.is_positional());
+            let names = options.flat_map(|a| {
+                [a.get_long().map(|l| format!("--{l}")), a.get_short().map(|s| format!("-{s}"))].into_iter().flatten()
+            });
+            let names: BTreeSet<String> = names.collect();
+            assert_eq!(listed(command.get_name()), names, "{}", command.get_name());
+            for name in names.iter().filter(|_| command.get_name() == "run") {
+                assert!(GUIDE.contains(&format!("`{name}")), "{name} is not in the guide");
+            }
+        }
+    }
 }

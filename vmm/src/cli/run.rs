@@ -1,5 +1,6 @@
 //! `bartizan run`: from options to a sandbox, and from its end to an exit status.
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
@@ -17,6 +18,9 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Runs the command; the exit status.
 pub fn run(options: &RunOptions) -> Result<u8, Failure> {
+    if options.tty && !std::io::stdin().is_terminal() {
+        return Err(Failure::usage("--tty: standard input is not a terminal"));
+    }
     let output = Output::open(options.log_file.as_deref())?;
     output.install(options.log);
     let trace = match options.strace.as_deref() {
