@@ -382,6 +382,24 @@ fn socket_errors() {
     let mut b = [0_u8; 4];
     assert_eq!(ok(unsafe { libc::recv(fd, b.as_mut_ptr().cast(), 4, 0) } as i64), Err(libc::EINVAL));
     assert_eq!(ok(unsafe { libc::send(fd, b.as_ptr().cast(), 4, libc::MSG_NOSIGNAL) } as i64), Err(libc::ENOTCONN));
+    let udp = socket(libc::AF_INET6, libc::SOCK_DGRAM, 0).unwrap() as i32;
+    for fd in [fd, udp] {
+        let mut peer = [7_u32; 3];
+        let mut len: libc::socklen_t = 12;
+        let to = peer.as_mut_ptr().cast();
+        assert_eq!(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len) }, 0);
+        assert_eq!(peer, [0, u32::MAX, u32::MAX], "nobody is there");
+        let groups = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERGROUPS, to, &raw mut len) };
+        assert_eq!(ok(groups), Err(libc::ENODATA));
+    }
+    let one = 1;
+    let only = unsafe { libc::setsockopt(udp, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, (&raw const one).cast(), 4) };
+    assert_eq!(only, 0);
+    let mut to: libc::sockaddr_in6 = unsafe { core::mem::zeroed() };
+    (to.sin6_family, to.sin6_port) = (libc::AF_INET6 as u16, 9_u16.to_be());
+    to.sin6_addr.s6_addr = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+    let sent = unsafe { libc::sendto(udp, b.as_ptr().cast(), 4, 0, (&raw const to).cast(), 28) };
+    assert_eq!(ok(sent as i64), Err(libc::ENETUNREACH), "an IPv4 destination");
 }
 
 fn pty() {

@@ -127,6 +127,10 @@ pub trait Socket: Send + Sync + Any {
     fn set_option(&self, task: &Task, level: i32, name: i32, value: &[u8]) -> Result<()> {
         Err(Errno::ENOPROTOOPT)
     }
+    /// Who the peer is: SO_PEERCRED, SO_PEERGROUPS.
+    fn peer_credentials(&self) -> Option<Creds> {
+        None
+    }
     /// FIONREAD.
     fn readable_bytes(&self) -> Result<usize>;
     /// TIOCOUTQ.

@@ -279,11 +279,16 @@ pub fn get(socket: &dyn Socket, task: &Task, name: i32) -> Result<Vec<u8>> {
         _ if name == opt(raw::SO_RCVTIMEO_OLD) => Ok(timeval(o.receive_timeout())),
         _ if name == opt(raw::SO_SNDTIMEO_OLD) => Ok(timeval(o.send_timeout())),
         SO_MARK => value(o.mark.load(Ordering::Relaxed)),
-        // Of a socket without a peer that has credentials: pid 0, uid and gid -1.
-        SO_PEERCRED if o.domain != super::AF_UNIX => {
-            Ok([0u32, u32::MAX, u32::MAX].iter().flat_map(|v| v.to_ne_bytes()).collect())
+        SO_PEERCRED => {
+            // Without a peer that has credentials: pid 0, uid and gid -1.
+            let seen = socket.peer_credentials().map_or([0, u32::MAX, u32::MAX], |c| c.as_seen_by(task));
+            Ok(seen.iter().flat_map(|v| v.to_ne_bytes()).collect())
         }
-        SO_PEERGROUPS if o.domain != super::AF_UNIX => Err(Errno::ENODATA),
+        SO_PEERGROUPS => {
+            let groups = socket.peer_credentials().and_then(|c| c.groups).ok_or(Errno::ENODATA)?;
+            let user_ns = &task.credentials().user_ns;
+            Ok(groups.groups.iter().flat_map(|&v| user_ns.shown_group(v).to_ne_bytes()).collect())
+        }
         _ => socket.get_option(task, SOL_SOCKET, name),
     }
 }

@@ -563,25 +563,12 @@ impl Socket for UnixSocket {
         events
     }
 
-    fn get_option(&self, task: &Task, level: i32, name: i32) -> Result<Vec<u8>> {
-        const SO_PEERCRED: i32 = 17;
-        const SO_PEERGROUPS: i32 = 59;
-        if level != SOL_SOCKET {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let creds = self.state.lock().peer_creds.clone();
-        match name {
-            SO_PEERCRED => {
-                let seen = creds.map_or([0, u32::MAX, u32::MAX], |c| c.as_seen_by(task));
-                Ok(seen.iter().flat_map(|v| v.to_ne_bytes()).collect())
-            }
-            SO_PEERGROUPS => {
-                let groups = creds.and_then(|c| c.groups).ok_or(Errno::ENODATA)?;
-                let user_ns = &task.credentials().user_ns;
-                Ok(groups.groups.iter().flat_map(|&v| user_ns.shown_group(v).to_ne_bytes()).collect())
-            }
-            _ => Err(Errno::ENOPROTOOPT),
-        }
+    fn get_option(&self, _task: &Task, level: i32, _name: i32) -> Result<Vec<u8>> {
+        Err(if level == SOL_SOCKET { Errno::ENOPROTOOPT } else { Errno::EOPNOTSUPP })
+    }
+
+    fn peer_credentials(&self) -> Option<Creds> {
+        self.state.lock().peer_creds.clone()
     }
 
     fn set_option(&self, _task: &Task, level: i32, _name: i32, _value: &[u8]) -> Result<()> {

@@ -2,6 +2,7 @@
 //! Owns addresses; nothing here leaves the sandbox: every other destination is ENETUNREACH.
 pub mod ip_options;
 pub mod ports;
+mod sock;
 pub mod tcp;
 pub mod udp;
 

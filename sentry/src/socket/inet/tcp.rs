@@ -6,9 +6,10 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use super::ip_options::{self, IpOptions};
-use super::ports::{self, PortHold, Protocol, Wanted};
-use super::{IPPROTO_TCP, check_local, encode, parse, route, source_for, unspecified};
+use super::ip_options;
+use super::ports::{self, PortHold, Protocol};
+use super::sock::InetSock;
+use super::{check_local, parse, source_for};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::mm::{IoDest, IoSource};
@@ -16,7 +17,7 @@ use crate::ns::net::NetNamespace;
 use crate::platform::Platform;
 use crate::socket::message::{Ancillary, CHUNK, ReceiveQueue, Received, charged_bytes};
 use crate::socket::options::Options;
-use crate::socket::{AF_INET, AF_INET6, AF_UNSPEC, SendRequest, Socket, SocketType, msg};
+use crate::socket::{AF_UNSPEC, SendRequest, Socket, msg};
 use crate::task::Task;
 use crate::{Errno, Result};
 
@@ -64,55 +65,30 @@ impl State {
 /// A TCP socket.
 pub struct TcpSocket {
     this: Weak<TcpSocket>,
-    net: Arc<NetNamespace>,
-    options: Options,
-    ip: IpOptions,
+    inet: InetSock,
     state: Mutex<State>,
 }
 
 impl TcpSocket {
     /// A closed socket.
     pub fn new(platform: &Arc<dyn Platform>, net: Arc<NetNamespace>, domain: u16) -> Arc<TcpSocket> {
-        let levels: &'static [i32] = if domain == AF_INET {
-            &[ip_options::IP, ip_options::TCP]
-        } else {
-            &[ip_options::IP, ip_options::TCP, ip_options::IPV6]
-        };
-        let options = Options::new(platform, domain, SocketType::Stream, IPPROTO_TCP);
-        options.budget.set_limit(WINDOW);
-        options.receive_buffer.store(DEFAULT_RECEIVE, Ordering::Relaxed);
+        let inet = InetSock::new(platform, net, domain, Protocol::Tcp);
+        inet.options.budget.set_limit(WINDOW);
+        inet.options.receive_buffer.store(DEFAULT_RECEIVE, Ordering::Relaxed);
         Arc::new_cyclic(|this| TcpSocket {
             this: this.clone(),
-            net,
-            options,
-            ip: IpOptions::new(levels),
+            inet,
             state: Mutex::new(Rank::Socket, State::default()),
         })
     }
 
-    fn domain(&self) -> u16 {
-        self.options.domain
-    }
-
     fn queue(&self) -> &Arc<WaitQueue> {
-        &self.options.queue
-    }
-
-    fn v6only(&self) -> bool {
-        self.domain() == AF_INET || self.ip.get(ip_options::IPV6, ip_options::V6ONLY).is_ok_and(|v| v != 0)
+        &self.inet.options.queue
     }
 
     fn take_port(&self, task: &Task, addr: SocketAddr) -> Result<Arc<PortHold>> {
         let this: Weak<TcpSocket> = self.this.clone();
-        let wanted = Wanted {
-            addr,
-            reuse_addr: self.options.reuse_addr.load(Ordering::Relaxed),
-            reuse_port: self.options.reuse_port.load(Ordering::Relaxed),
-            one_family: self.v6only() || addr.is_ipv4(),
-            receiving: false,
-            socket: this,
-        };
-        ports::hold(task, &self.net, Protocol::Tcp, wanted)
+        self.inet.take_port(task, addr, false, this)
     }
 
     fn peer(&self) -> Option<Arc<TcpSocket>> {
@@ -135,7 +111,7 @@ impl TcpSocket {
     }
 
     fn find_listener(&self, to: SocketAddr) -> Option<Arc<TcpSocket>> {
-        let found = ports::receivers(&self.net, Protocol::Tcp, to);
+        let found = ports::receivers(&self.inet.net, Protocol::Tcp, to);
         let found: Vec<_> = found.iter().filter_map(Weak::upgrade).collect();
         // Listeners that share a port take connections by the caller's address, which is as good as chance.
         let index = (Weak::as_ptr(&self.this) as usize >> 6) % found.len().max(1);
@@ -171,10 +147,10 @@ impl TcpSocket {
             if let Some(hold) = bound { hold } else { self.take_port(task, SocketAddr::new(source_for(to.ip()), 0))? };
         let local_ip = if hold.addr.ip().is_unspecified() { source_for(to.ip()) } else { hold.addr.ip() };
         let local = SocketAddr::new(local_ip, hold.addr.port());
-        let server = TcpSocket::new(self.options.budget.platform(), self.net.clone(), target.domain());
-        server.options.charge_unaccepted()?;
-        server.options.inherit(&target.options);
-        server.ip.inherit(&target.ip);
+        let server = TcpSocket::new(self.inet.options.budget.platform(), self.inet.net.clone(), target.inet.domain());
+        server.inet.options.charge_unaccepted()?;
+        server.inet.options.inherit(&target.inet.options);
+        server.inet.ip.inherit(&target.inet.ip);
         {
             let mut listening = target.state.lock();
             let listener_hold = listening.hold.clone();
@@ -219,11 +195,11 @@ impl TcpSocket {
 
 impl Socket for TcpSocket {
     fn options(&self) -> &Options {
-        &self.options
+        &self.inet.options
     }
 
     fn bind(&self, task: &Arc<Task>, addr: &[u8]) -> Result<()> {
-        let addr = parse(self.domain(), addr)?;
+        let addr = parse(self.inet.domain(), addr)?;
         check_local(addr.ip())?;
         {
             let state = self.state.lock();
@@ -250,9 +226,9 @@ impl Socket for TcpSocket {
         };
         let hold = match bound {
             Some(hold) => hold,
-            None => self.take_port(task, SocketAddr::new(unspecified(self.domain()), 0))?,
+            None => self.take_port(task, self.inet.nowhere())?,
         };
-        if ports::listener_conflicts(&self.net, &hold) {
+        if ports::listener_conflicts(&self.inet.net, &hold) {
             return Err(Errno::EADDRINUSE);
         }
         let backlog = usize::try_from(backlog).unwrap_or(MAX_BACKLOG).min(MAX_BACKLOG);
@@ -278,8 +254,7 @@ impl Socket for TcpSocket {
             queue.wake(Events::WRITABLE);
         }
         let remote = socket.state.lock().remote;
-        let remote = remote.unwrap_or_else(|| SocketAddr::new(unspecified(self.domain()), 0));
-        Ok((socket, encode(self.domain(), remote)))
+        Ok((socket, self.inet.encode(remote)))
     }
 
     fn connect(&self, task: &Arc<Task>, addr: &[u8], nonblocking: bool) -> Result<()> {
@@ -300,11 +275,7 @@ impl Socket for TcpSocket {
                 return Err(Errno::EISCONN);
             }
         }
-        let to = parse(self.domain(), addr)?;
-        if self.domain() == AF_INET6 && self.v6only() && to.is_ipv4() {
-            return Err(Errno::ENETUNREACH);
-        }
-        let to = route(to)?;
+        let to = self.inet.destination(addr)?;
         match self.begin_connect(task, to, nonblocking) {
             Ok(()) if nonblocking => {
                 self.state.lock().connecting = true;
@@ -338,11 +309,11 @@ impl Socket for TcpSocket {
         };
         let mut total = 0;
         while src.remaining() > 0 {
-            let room = self.options.budget.room();
+            let room = self.inet.options.budget.room();
             if room == 0 {
                 break;
             }
-            let (charge, data) = match charged_bytes(&self.options.budget, src, room.min(CHUNK)) {
+            let (charge, data) = match charged_bytes(&self.inet.options.budget, src, room.min(CHUNK)) {
                 Ok(taken) => taken,
                 Err(e) if total == 0 => return Err(e),
                 Err(_) => break,
@@ -443,14 +414,14 @@ impl Socket for TcpSocket {
 
     fn name(&self) -> Result<Vec<u8>> {
         let local = self.state.lock().local;
-        Ok(encode(self.domain(), local.unwrap_or_else(|| SocketAddr::new(unspecified(self.domain()), 0))))
+        Ok(self.inet.encode(local))
     }
 
     fn peer_name(&self) -> Result<Vec<u8>> {
         let state = self.state.lock();
         let alive = state.connected && !state.reset && !state.closed();
         let remote = state.remote.filter(|_| alive).ok_or(Errno::ENOTCONN)?;
-        Ok(encode(self.domain(), remote))
+        Ok(self.inet.encode(Some(remote)))
     }
 
     fn poll(&self) -> Events {
@@ -475,7 +446,7 @@ impl Socket for TcpSocket {
         if state.error.is_some() && !state.connected {
             events |= Events::READABLE | Events::RDHUP;
         }
-        if state.shut_write || !state.connected || self.options.budget.writable() {
+        if state.shut_write || !state.connected || self.inet.options.budget.writable() {
             events |= Events::WRITABLE;
         }
         events
@@ -506,14 +477,11 @@ impl Socket for TcpSocket {
             }
             return Ok(info);
         }
-        self.ip.get_bytes(level, name)
+        self.inet.ip.get_bytes(level, name)
     }
 
     fn set_option(&self, _task: &Task, level: i32, name: i32, value: &[u8]) -> Result<()> {
-        if (level, name) == (ip_options::IPV6, ip_options::V6ONLY) && self.state.lock().hold.is_some() {
-            return Err(Errno::EINVAL);
-        }
-        self.ip.set(level, name, value)
+        self.inet.set_option(level, name, value, || self.state.lock().hold.is_some())
     }
 
     fn readable_bytes(&self) -> Result<usize> {
@@ -522,7 +490,7 @@ impl Socket for TcpSocket {
     }
 
     fn unsent_bytes(&self) -> usize {
-        self.options.budget.used()
+        self.inet.options.budget.used()
     }
 
     fn is_listening(&self) -> bool {
@@ -552,7 +520,7 @@ impl Socket for TcpSocket {
             hold.set_receiving(false);
         }
         if let Some(peer) = peer.and_then(|p| p.upgrade()) {
-            if unread || self.options.lingers_zero() {
+            if unread || self.inet.options.lingers_zero() {
                 peer.be_reset();
             } else {
                 peer.state.lock().fin = true;

@@ -1,12 +1,11 @@
 //! UDP over loopback (udp(7)). Owns the datagrams that wait; a full receiver loses what arrives, as the network does.
-use core::sync::atomic::Ordering;
 use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use super::ip_options::{self, IpOptions};
-use super::ports::{self, PortHold, Protocol, Wanted};
-use super::{IPPROTO_UDP, check_local, encode, parse, route, source_for, unspecified};
+use super::ports::{self, PortHold, Protocol};
+use super::sock::InetSock;
+use super::{check_local, parse, source_for};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::mm::{IoDest, IoSource};
@@ -14,7 +13,7 @@ use crate::ns::net::NetNamespace;
 use crate::platform::Platform;
 use crate::socket::message::{Ancillary, Budget, ReceiveQueue, Received, Segment, take_bytes};
 use crate::socket::options::Options;
-use crate::socket::{AF_INET, AF_INET6, AF_UNSPEC, SendRequest, Socket, SocketType, msg};
+use crate::socket::{AF_UNSPEC, SendRequest, Socket, msg};
 use crate::task::Task;
 use crate::{Errno, Result};
 
@@ -37,9 +36,7 @@ struct State {
 /// A UDP socket.
 pub struct UdpSocket {
     this: Weak<UdpSocket>,
-    net: Arc<NetNamespace>,
-    options: Options,
-    ip: IpOptions,
+    inet: InetSock,
     /// What waits here is charged to the receiver.
     inbox: Arc<Budget>,
     state: Mutex<State>,
@@ -48,42 +45,19 @@ pub struct UdpSocket {
 impl UdpSocket {
     /// An unbound socket.
     pub fn new(platform: &Arc<dyn Platform>, net: Arc<NetNamespace>, domain: u16) -> Arc<UdpSocket> {
-        let levels: &'static [i32] = if domain == AF_INET {
-            &[ip_options::IP, ip_options::UDP]
-        } else {
-            &[ip_options::IP, ip_options::UDP, ip_options::IPV6]
-        };
-        let options = Options::new(platform, domain, SocketType::Datagram, IPPROTO_UDP);
-        let inbox = Budget::new(platform, options.budget.limit(), WaitQueue::new());
+        let inet = InetSock::new(platform, net, domain, Protocol::Udp);
+        let inbox = Budget::new(platform, inet.options.budget.limit(), WaitQueue::new());
         Arc::new_cyclic(|this| UdpSocket {
             this: this.clone(),
-            net,
-            options,
-            ip: IpOptions::new(levels),
+            inet,
             inbox,
             state: Mutex::new(Rank::Socket, State::default()),
         })
     }
 
-    fn domain(&self) -> u16 {
-        self.options.domain
-    }
-
-    fn v6only(&self) -> bool {
-        self.domain() == AF_INET || self.ip.get(ip_options::IPV6, ip_options::V6ONLY).is_ok_and(|v| v != 0)
-    }
-
     fn take_port(&self, task: &Task, addr: SocketAddr) -> Result<()> {
         let this: Weak<UdpSocket> = self.this.clone();
-        let wanted = Wanted {
-            addr,
-            reuse_addr: self.options.reuse_addr.load(Ordering::Relaxed),
-            reuse_port: self.options.reuse_port.load(Ordering::Relaxed),
-            one_family: self.v6only() || addr.is_ipv4(),
-            receiving: true,
-            socket: this,
-        };
-        let hold = ports::hold(task, &self.net, Protocol::Udp, wanted)?;
+        let hold = self.inet.take_port(task, addr, true, this)?;
         let mut state = self.state.lock();
         state.local = Some(hold.addr);
         let old = state.hold.replace(hold);
@@ -96,7 +70,7 @@ impl UdpSocket {
         if self.state.lock().hold.is_some() {
             return Ok(());
         }
-        self.take_port(task, SocketAddr::new(unspecified(self.domain()), 0))
+        self.take_port(task, self.inet.nowhere())
     }
 
     /// Takes a datagram in, unless it is not for this socket or there is no room.
@@ -106,18 +80,18 @@ impl UdpSocket {
             if state.released || state.shut_read || self.inbox.room() < data.len() {
                 return;
             }
-            let source: Arc<[u8]> = encode(self.domain(), from).into();
+            let source: Arc<[u8]> = self.inet.encode(Some(from)).into();
             let ancillary = Ancillary { source: Some(source), ..Ancillary::default() };
             // No memory is no room.
             let Ok(charge) = self.inbox.charge(data.len()) else { return };
             state.received.push(Segment::new(data, ancillary, charge));
         }
-        self.options.queue.wake_up_to(Events::READABLE, 1);
+        self.inet.options.queue.wake_up_to(Events::READABLE, 1);
     }
 
     /// The receiver of a datagram: one connected to the sender before one that takes all.
     fn receiver(&self, from: SocketAddr, to: SocketAddr) -> Option<Arc<UdpSocket>> {
-        let found = ports::receivers(&self.net, Protocol::Udp, to);
+        let found = ports::receivers(&self.inet.net, Protocol::Udp, to);
         let found = found.iter().filter_map(Weak::upgrade).filter_map(|s| s.downcast::<UdpSocket>().ok());
         let mut open = None;
         for socket in found {
@@ -134,11 +108,11 @@ impl UdpSocket {
 
 impl Socket for UdpSocket {
     fn options(&self) -> &Options {
-        &self.options
+        &self.inet.options
     }
 
     fn bind(&self, task: &Arc<Task>, addr: &[u8]) -> Result<()> {
-        let addr = parse(self.domain(), addr)?;
+        let addr = parse(self.inet.domain(), addr)?;
         check_local(addr.ip())?;
         if self.state.lock().hold.is_some() {
             return Err(Errno::EINVAL);
@@ -151,11 +125,7 @@ impl Socket for UdpSocket {
             self.state.lock().remote = None;
             return Ok(());
         }
-        let to = parse(self.domain(), addr)?;
-        if self.domain() == AF_INET6 && self.v6only() && to.is_ipv4() {
-            return Err(Errno::ENETUNREACH);
-        }
-        let to = route(to)?;
+        let to = self.inet.destination(addr)?;
         self.bind_if_needed(task)?;
         let mut state = self.state.lock();
         state.remote = Some(to);
@@ -187,7 +157,7 @@ impl Socket for UdpSocket {
         };
         self.bind_if_needed(task)?;
         let to = match request.to {
-            Some(to) => route(parse(self.domain(), to)?)?,
+            Some(to) => self.inet.destination(to)?,
             None => remote.ok_or(Errno::EDESTADDRREQ)?,
         };
         if to.port() == 0 {
@@ -198,7 +168,7 @@ impl Socket for UdpSocket {
             return Err(Errno::EFAULT);
         }
         let local = self.state.lock().local;
-        let local = local.unwrap_or_else(|| SocketAddr::new(unspecified(self.domain()), 0));
+        let local = local.unwrap_or_else(|| self.inet.nowhere());
         let ip = if local.ip().is_unspecified() { source_for(to.ip()) } else { local.ip() };
         let from = SocketAddr::new(ip, local.port());
         match self.receiver(from, to) {
@@ -206,7 +176,7 @@ impl Socket for UdpSocket {
             // The refusal comes back to a connected sender only.
             None if remote == Some(to) => {
                 self.state.lock().error = Some(Errno::ECONNREFUSED);
-                self.options.queue.wake(Events::ERR | Events::READABLE);
+                self.inet.options.queue.wake(Events::ERR | Events::READABLE);
             }
             None => {}
         }
@@ -253,18 +223,18 @@ impl Socket for UdpSocket {
             _ => return Err(Errno::EINVAL),
         }
         drop(state);
-        self.options.queue.wake(Events::all());
+        self.inet.options.queue.wake(Events::all());
         if connected { Ok(()) } else { Err(Errno::ENOTCONN) }
     }
 
     fn name(&self) -> Result<Vec<u8>> {
         let local = self.state.lock().local;
-        Ok(encode(self.domain(), local.unwrap_or_else(|| SocketAddr::new(unspecified(self.domain()), 0))))
+        Ok(self.inet.encode(local))
     }
 
     fn peer_name(&self) -> Result<Vec<u8>> {
         let remote = self.state.lock().remote;
-        Ok(encode(self.domain(), remote.ok_or(Errno::ENOTCONN)?))
+        Ok(self.inet.encode(Some(remote.ok_or(Errno::ENOTCONN)?)))
     }
 
     fn poll(&self) -> Events {
@@ -286,14 +256,11 @@ impl Socket for UdpSocket {
     }
 
     fn get_option(&self, _task: &Task, level: i32, name: i32) -> Result<Vec<u8>> {
-        self.ip.get_bytes(level, name)
+        self.inet.ip.get_bytes(level, name)
     }
 
     fn set_option(&self, _task: &Task, level: i32, name: i32, value: &[u8]) -> Result<()> {
-        if (level, name) == (ip_options::IPV6, ip_options::V6ONLY) && self.state.lock().hold.is_some() {
-            return Err(Errno::EINVAL);
-        }
-        self.ip.set(level, name, value)
+        self.inet.set_option(level, name, value, || self.state.lock().hold.is_some())
     }
 
     fn readable_bytes(&self) -> Result<usize> {
