@@ -167,7 +167,7 @@ fn registers() {
                 "2: pushfq", "pop {flags}",
                 "cld",
                 "lea {after}, [rip + 2b]",
-                wanted = in(reg) 0x0ad7_u64 ^ (round as u64 & 1) * 0x8d5,
+                wanted = in(reg) 0x0ad7_u64 ^ ((round as u64 & 1) * 0x8d5),
                 before = out(reg) before,
                 flags = out(reg) flags,
                 after = out(reg) after,

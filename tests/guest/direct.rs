@@ -253,7 +253,7 @@ fn keeps_bytes() {
 /// A page that can be written is the program's own affair: what it reads there is what it wrote.
 fn writable_text() {
     let page = map(4096, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC);
-    let start = direct_number as *const () as *const u8;
+    let start = (direct_number as *const ()).cast::<u8>();
     let len = direct_end as *const () as usize - start as usize;
     let before = unsafe { std::slice::from_raw_parts(start, len) }.to_vec();
     unsafe { std::ptr::copy_nonoverlapping(before.as_ptr(), page, len) };
@@ -274,7 +274,7 @@ fn text_page() -> *mut libc::c_void {
 }
 
 fn changes_rights() {
-    let start = direct_number as *const () as *const u8;
+    let start = (direct_number as *const ()).cast::<u8>();
     let before = unsafe { std::slice::from_raw_parts(start, 16) }.to_vec();
     for round in 0..3 {
         for _ in 0..MANY {

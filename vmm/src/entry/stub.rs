@@ -14,7 +14,7 @@
 //! | [`RCX`], [`R11`] | the stub | where the program goes on, and its flags |
 //! | [`ANSWER`] | the stub | the answer that it is about to give |
 //! | [`SAMPLE`] | both | answers left until the host is to see a call |
-//! | [`RSP`] and below [`STACK`] | the stub | the program's stack pointer and flags in a direct call |
+//! | [`RSP`] and those below word 32 | the stub | the program's stack pointer and flags in a direct call |
 //! | from [`ANSWERED`] on | the stub; the host takes them | how often the call of this number was answered |
 //!
 //! The answers stand in the mailbox page, which the program can only read: from word [`ANSWERS`] on one for each number below
