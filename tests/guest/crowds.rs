@@ -12,20 +12,25 @@ pub const CASES: &[Case] = &[
     ("crowd_of_processes", processes),
     ("crowd_of_processes_with_threads", both),
     ("crowd_exec_by_a_thread", exec),
+    ("crowd_asleep", asleep),
 ];
 
-/// Says what the system has in use, in KiB: memory in all, and of it the kernel's objects; and again for each line of standard
-/// input, after it has run the case if the line says `again`.
+/// Says what the system has in use, in KiB: memory in all, and of it the kernel's objects.
+fn tell() {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let kib = |name: &str| -> u64 {
+        let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let kernel = kib("Slab:") + kib("KernelStack:");
+    println!("{} {kernel}", kib("MemTotal:") - kib("MemFree:"));
+}
+
+/// Says what is in use; and again for each line of standard input, after it has run the case if the line says `again`.
 pub fn rounds(case: fn()) {
     let mut lines = std::io::stdin().lines();
     loop {
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap();
-        let kib = |name: &str| -> u64 {
-            let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
-            line.split_whitespace().next().unwrap().parse().unwrap()
-        };
-        let kernel = kib("Slab:") + kib("KernelStack:");
-        println!("{} {kernel}", kib("MemTotal:") - kib("MemFree:"));
+        tell();
         let Some(Ok(line)) = lines.next() else { return };
         if line == "again" {
             let child = fork(|| {
@@ -35,6 +40,16 @@ pub fn rounds(case: fn()) {
             assert_eq!(wait(child), 0);
         }
     }
+}
+
+/// Threads that sleep, between two lines of standard input; says before and then what is in use.
+fn asleep() {
+    let mut lines = std::io::stdin().lines();
+    tell();
+    let _ = lines.next();
+    sleepers(1000);
+    tell();
+    let _ = lines.next();
 }
 
 extern "C" fn sleeper(ready: *mut libc::c_void) -> *mut libc::c_void {

@@ -114,6 +114,44 @@ fn leaves_nothing(case: &str) {
     assert!(child.wait().unwrap().success());
 }
 
+/// Memory of the host that is the process's own, beyond what the guest sees as its pages: the allocator's, stacks, tables, and pages of
+/// programs that were copied for a KVM with shadow paging.
+const SLEEPING_KIB: u64 = 12 << 10;
+/// The same for each sleeping thread more.
+const THREAD_KIB: u64 = 6;
+/// Threads that the case makes.
+const THREADS: u64 = 1000;
+
+/// A sleeping sandbox is small, and a sleeping thread costs little more than its pages.
+#[test]
+fn sleepers_cost_little() {
+    if let Some(missing) = kvm_missing() {
+        panic!("{missing}");
+    }
+    let mut command = Command::new(bartizan());
+    command.args(["run", "--cpus", "2", "--timeout", &CPU_SECONDS.to_string(), "--"]).arg(guest()).arg("crowd_asleep");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // What the process has, less what the guest says that its pages are.
+    let mut beyond = || {
+        let said = lines.next().expect("the program goes on").unwrap();
+        let numbers: Vec<u64> = said.split(' ').map(|n| n.parse().unwrap()).collect();
+        let pages = numbers[0] - numbers[1];
+        let anonymous = status_kib(child.id(), "RssAnon:").unwrap();
+        println!("{pages} KiB of pages, {anonymous} KiB of host memory");
+        anonymous.saturating_sub(pages)
+    };
+    let before = beyond();
+    writeln!(input, "go on").unwrap();
+    let after = beyond();
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    assert!(before < SLEEPING_KIB, "a sandbox with one process: {before} KiB beyond its pages");
+    let each = after.saturating_sub(before) / THREADS;
+    assert!(each < THREAD_KIB, "{THREADS} sleeping threads: {each} KiB each beyond their pages");
+}
+
 #[test]
 fn nothing_is_left_of_threads() {
     leaves_nothing("crowd_of_threads");

@@ -3,6 +3,8 @@
 //!
 //! Lock order: a vCPU before a state. Whoever holds a state and needs the vCPU it is in only tries that lock: the holder of
 //! the vCPU either runs the state's own thread, or is about to move the state to memory.
+mod packed;
+
 use core::any::Any;
 use std::sync::{Arc, Weak};
 
@@ -15,6 +17,7 @@ use zerocopy::IntoBytes;
 use crate::kvm::cpuid::GuestCpuid;
 use crate::kvm::{PlatformError, Vcpu};
 use crate::vcpu_pool::Pool;
+use packed::Packed;
 
 /// MXCSR of a fresh process.
 const MXCSR_INIT: u32 = 0x1f80;
@@ -125,8 +128,8 @@ fn word(image: &[u8], at: usize) -> u64 {
 }
 
 enum Place {
-    /// Here; None is the state of a fresh process. The image may be cut after the last component in use.
-    Memory(Option<Box<[u8]>>),
+    /// Here; None is the state of a fresh process.
+    Memory(Option<Packed>),
     /// In this CPU's vCPU.
     Vcpu(usize),
 }
@@ -178,7 +181,7 @@ impl KvmFpu {
         }
     }
 
-    fn replace(&self, image: Option<Box<[u8]>>) {
+    fn replace(&self, image: Option<Packed>) {
         self.with_place(|place, holder| {
             if let Some((_, resident)) = holder {
                 resident.0 = None;
@@ -192,7 +195,7 @@ impl Fpu for KvmFpu {
     fn read(&self) -> Vec<u8> {
         self.with_place(|place, holder| {
             let mut image = match (&place, holder) {
-                (Place::Memory(Some(image)), _) => image.to_vec(),
+                (Place::Memory(Some(image)), _) => image.image(self.format.len),
                 (Place::Memory(None), _) => self.format.initial(),
                 (Place::Vcpu(_), Some((vcpu, _))) => {
                     vcpu.read_xsave().map_or_else(|_| self.format.initial(), |x| self.format.to_image(&x))
@@ -208,7 +211,7 @@ impl Fpu for KvmFpu {
         if !self.format.valid(image) {
             return Err(Errno::EINVAL);
         }
-        self.replace(Some(image[..self.format.used_len(image)].into()));
+        self.replace(Some(Packed::new(&image[..self.format.used_len(image)])));
         Ok(())
     }
 
@@ -234,9 +237,8 @@ impl Resident {
             return;
         }
         let image = vcpu.read_xsave().ok().map(|x| {
-            let mut image = format.to_image(&x);
-            image.truncate(format.used_len(&image));
-            image.into_boxed_slice()
+            let image = format.to_image(&x);
+            Packed::new(&image[..format.used_len(&image)])
         });
         *state.place.lock() = Place::Memory(image);
     }
@@ -255,7 +257,7 @@ impl Resident {
                     let image = other.read_xsave().map_or_else(|_| format.initial(), |x| format.to_image(&x));
                     format.to_xsave(&image)
                 }
-                (Place::Memory(Some(image)), _) => format.to_xsave(image),
+                (Place::Memory(Some(image)), _) => format.to_xsave(&image.image(format.len)),
                 _ => format.to_xsave(&format.initial()),
             };
             let done = vcpu.write_xsave(&xsave).is_ok();

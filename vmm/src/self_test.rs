@@ -10,7 +10,7 @@ use crate::clock;
 use crate::entry::{SUPERVISOR_SYSCALL, SharedPages, TrapMode};
 use crate::fpu::{Format, KvmFpu};
 use crate::kvm::cpuid::GuestCpuid;
-use crate::kvm::model::{LEAVES, Leaf};
+use crate::kvm::model::{self, LEAVES, Leaf};
 use crate::kvm::{Caps, PlatformError, vm};
 use crate::memory::GuestMemory;
 use crate::page_table::KvmSpace;
@@ -42,7 +42,7 @@ pub struct SelfTest {
     pub fsgsbase: bool,
     /// CPUID as it is inside the guest.
     pub leaves: Vec<Leaf>,
-    /// The host's name for its CPU.
+    /// The host's name for its CPU, where CPUID in the guest gives none.
     pub host_cpu: String,
 }
 
@@ -179,6 +179,8 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
         machine.cpuid.hwcap = l.regs[3];
     }
 
+    // The host formats all its CPUs for one line of that file.
+    let host_cpu = if model::brand(&leaves).is_empty() { host_cpu() } else { String::new() };
     let report = SelfTest {
         caps,
         trap_mode: machine.mode,
@@ -190,7 +192,7 @@ pub fn run(kvm: &Kvm, caps: Caps, cpus: usize, memory_limit: u64) -> Result<(Mac
         fsgsbase: machine.cpuid.fsgsbase,
         debug_registers: machine.debug_registers,
         leaves,
-        host_cpu: host_cpu(),
+        host_cpu,
     };
     Ok((machine, report, guest))
 }

@@ -153,14 +153,19 @@ fn caches(leaves: &[Leaf]) -> Vec<CpuCache> {
     out
 }
 
+/// The brand string in these leaves, empty without one.
+pub fn brand(leaves: &[Leaf]) -> String {
+    let brand: Vec<u32> = (0x8000_0002..=0x8000_0004).flat_map(|f| find(leaves, f, 0)).collect();
+    text(&brand)
+}
+
 /// The CPU that these leaves describe, at `khz`. `host_name` stands in where KVM passes no brand string on.
 pub fn describe(leaves: &[Leaf], khz: u64, host_name: &str) -> CpuModel {
     let vendor = find(leaves, 0, 0);
     let signature = find(leaves, 1, 0);
     let (family, model) = (signature[0] >> 8 & 15, signature[0] >> 4 & 15);
     let extended = matches!(family, 6 | 15);
-    let brand: Vec<u32> = (0x8000_0002..=0x8000_0004).flat_map(|f| find(leaves, f, 0)).collect();
-    let name = match text(&brand) {
+    let name = match brand(leaves) {
         s if s.is_empty() => host_name.to_owned(),
         s => s,
     };
