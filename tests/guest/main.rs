@@ -17,6 +17,7 @@ mod hello;
 mod hostile;
 mod hungry;
 mod io;
+mod lifetimes;
 mod memory;
 mod mqueue;
 mod namespaces;
@@ -51,6 +52,7 @@ const AREAS: &[&[Case]] = &[
     process::CASES,
     clone_failures::CASES,
     exec_exit::CASES,
+    lifetimes::CASES,
     process_vm::CASES,
     ptrace::CASES,
     pidns::CASES,

@@ -578,7 +578,7 @@ fn exec_from_thread() {
 }
 
 /// clone3 with chosen numbers, as fork.
-fn clone3_tid(flags: u64, tids: &[i32], child: impl FnOnce() -> i32) -> Result<i32, i32> {
+pub(super) fn clone3_tid(flags: u64, tids: &[i32], child: impl FnOnce() -> i32) -> Result<i32, i32> {
     let args: [u64; 11] = [flags, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, tids.as_ptr() as u64, tids.len() as u64, 0];
     let r = call(libc::SYS_clone3, [args.as_ptr() as u64, 88, 0, 0, 0, 0])?;
     if r == 0 {

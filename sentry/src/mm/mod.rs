@@ -15,6 +15,7 @@ pub mod remap;
 pub mod shared;
 pub mod space;
 mod state;
+mod tenancy;
 #[cfg(test)]
 mod tests;
 pub mod usercopy;
@@ -30,3 +31,4 @@ pub use io::{IoDest, IoSource, Pinned};
 pub use space::{
     AddressSpace, FaultSignal, FutexKey, MapFlags, MapRequest, MapSource, MappedFile, Prot, SpaceLimits, Usage, VmaInfo,
 };
+pub use tenancy::Tenancy;

@@ -212,6 +212,8 @@ pub struct AddressSpace {
     pub(super) hot_calls: HotCalls,
     /// Bits of membarrier(2) commands registered for.
     pub(super) barriers: AtomicU32,
+    /// Tasks whose memory it is.
+    pub(super) tasks: AtomicU32,
 }
 
 impl Drop for AddressSpace {
@@ -282,6 +284,7 @@ impl AddressSpace {
             image: Mutex::new(Rank::Leaf, image),
             hot_calls: HotCalls::default(),
             barriers: AtomicU32::new(0),
+            tasks: AtomicU32::new(0),
         }))
     }
 

@@ -7,6 +7,7 @@ use super::limits::Resource;
 use super::{Task, exit, ptrace};
 use crate::event::Events;
 use crate::loader::{self, LoadRequest, Loaded};
+use crate::mm::Tenancy;
 use crate::signal::Signal;
 use crate::vfs::File;
 use crate::{Errno, Result};
@@ -114,7 +115,7 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     }
     exit::leave_memory(task, task.space().ok());
     task.futexes_settled.store(false, Ordering::Relaxed);
-    *task.space.lock() = Some(loaded.space);
+    *task.space.lock() = Some(Tenancy::new(loaded.space));
     *task.context.lock() = loaded.context;
     task.fpu.reset();
     task.rseq.clear();

@@ -10,6 +10,7 @@ use super::{PidNamespace, Task, ThreadGroup, ptrace, session};
 use crate::event::Events;
 use crate::futex;
 use crate::kernel::{ExitStatus, Kinship};
+use crate::mm::Tenancy;
 use crate::signal::{self, Sender, Signal, stop};
 use crate::vfs::FdTable;
 
@@ -29,7 +30,10 @@ pub(super) fn leave_memory(task: &Arc<Task>, space: Option<Arc<crate::mm::Addres
     }
     futex::pi::exit(task);
     let clear = task.clear_child_tid.swap(0, Ordering::Relaxed);
+    let shared = task.space.lock().as_ref().is_some_and(Tenancy::is_shared);
+    // The word is for those who go on in this memory: without them, Linux leaves it as it is.
     if clear != 0
+        && shared
         && let Some(space) = &space
     {
         // A bad address is the program's own affair.

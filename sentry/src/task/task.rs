@@ -14,7 +14,7 @@ use super::{Pid, PidNamespace, ThreadGroup};
 use crate::event::{Events, Interruption, WaitEnd, WaitQueue};
 use crate::kernel::Kernel;
 use crate::lock::{Mutex, Rank};
-use crate::mm::{AddressSpace, Charge};
+use crate::mm::{AddressSpace, Charge, Tenancy};
 use crate::ns::net::NetNamespace;
 use crate::ns::sem::UndoList;
 use crate::ns::user::Credentials;
@@ -60,7 +60,7 @@ pub struct Task {
     pub tracing: Tracing,
     /// Which system calls it may still make.
     pub seccomp: Seccomp,
-    pub(super) space: Mutex<Option<Arc<AddressSpace>>>,
+    pub(super) space: Mutex<Option<Tenancy>>,
     pub(super) files: Mutex<Arc<FdTable>>,
     pub(super) fs: Mutex<Arc<FsContext>>,
     credentials: Mutex<Arc<Credentials>>,
@@ -144,7 +144,7 @@ impl Task {
             signals: n.signals,
             tracing: Tracing::default(),
             seccomp: Seccomp::default(),
-            space: Mutex::new(Rank::Leaf, Some(n.space)),
+            space: Mutex::new(Rank::Leaf, Some(Tenancy::new(n.space))),
             files: Mutex::new(Rank::Leaf, n.files),
             fs: Mutex::new(Rank::Leaf, n.fs),
             credentials: Mutex::new(Rank::Leaf, n.credentials),
@@ -219,7 +219,7 @@ impl Task {
 
     /// Memory; ESRCH once the task has let go of it.
     pub fn space(&self) -> Result<Arc<AddressSpace>> {
-        self.space.lock().clone().ok_or(Errno::ESRCH)
+        self.space.lock().as_ref().map(|t| t.space().clone()).ok_or(Errno::ESRCH)
     }
 
     /// Descriptors; an empty table once the task has let go of them.
