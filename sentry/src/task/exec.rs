@@ -84,7 +84,12 @@ fn take_leadership(task: &Arc<Task>) {
         let own = task.pid();
         let old_leader = {
             let mut s = group.state.lock();
-            let old = s.leader.replace(task.clone());
+            let old = s.leader.take();
+            // A reader of /proc must not meet a process that began later.
+            if let Some(old) = &old {
+                task.start_time.store(old.start_time.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            s.leader = Some(task.clone());
             s.tasks.clear();
             s.tasks.insert(group.pid().global(), task.clone());
             old
@@ -101,8 +106,7 @@ fn take_leadership(task: &Arc<Task>) {
         group.task_count.store(1, Ordering::Relaxed);
         old_leader
     };
-    if let Some(old) = old_leader {
-        task.start_time.store(old.start_time.load(Ordering::Relaxed), Ordering::Relaxed);
+    if old_leader.is_some() {
         kernel.uncount_task();
     }
 }

@@ -1,5 +1,6 @@
 //! Whole lives of processes on the simulated platform: guest code is a function that makes the next system call by what
 //! its registers say. `r15` is the step; a new program starts with zeroes.
+mod concurrent;
 #[cfg(debug_assertions)]
 mod enumeration;
 mod model;
