@@ -13,12 +13,14 @@ use super::stub::{self, Stub, state};
 
 /// Calls that the program makes.
 const CALLS: u64 = 2;
-/// Words of the request page that are looked at.
-const WORDS: usize = 20;
+/// Words of the request page that are kept: the first ones, and the one below [`stub::STACK`].
+const WORDS: usize = stub::RSP + 2;
 /// RAX of call 0, RCX, R11 of a program that calls; results are larger than all of them.
 const NUMBER: u64 = 300;
 const RETURN: u64 = 0x40_0000;
 const FLAGS: u64 = 0x246;
+/// Its RSP.
+const SP: u64 = 0x7000_0000;
 const RESULT: u64 = 1 << 40;
 /// The call that the stub answers by itself, and its answer.
 const ANSWERED: u64 = 39;
@@ -63,6 +65,7 @@ struct World {
     rax: u64,
     rcx: u64,
     r11: u64,
+    rsp: u64,
     words: [u64; WORDS],
     /// The call that the program makes or is about to make.
     call: u64,
@@ -83,6 +86,8 @@ struct Model {
     code: HashMap<u64, Instruction>,
     /// Whether the second call is one that the stub answers.
     answers: bool,
+    /// Whether calls arrive by trampolines.
+    direct: bool,
 }
 
 fn result(call: u64) -> u64 {
@@ -90,7 +95,7 @@ fn result(call: u64) -> u64 {
 }
 
 impl Model {
-    fn new(mode: TrapMode, answers: bool) -> Model {
+    fn new(mode: TrapMode, answers: bool, direct: bool) -> Model {
         let stub = Stub::new(mode);
         let mut code = HashMap::new();
         for i in Decoder::with_ip(64, &stub.code, stub.entry, DecoderOptions::NONE) {
@@ -98,7 +103,7 @@ impl Model {
             assert_eq!(flags, 0, "{i:?} at {:#x} changes flags", i.ip());
             code.insert(i.ip(), i);
         }
-        Model { stub, code, answers }
+        Model { stub, code, answers, direct }
     }
 
     fn number(&self, call: u64) -> u64 {
@@ -115,6 +120,7 @@ impl Model {
             rax: 0,
             rcx: 0,
             r11: 0,
+            rsp: SP,
             words: [0; WORDS],
             call: 0,
             served: [0; CALLS as usize],
@@ -132,10 +138,19 @@ impl Model {
         w
     }
 
+    /// Where a word is kept; beyond [`WORDS`] if it is not.
+    fn kept(word: usize) -> usize {
+        match word {
+            _ if word + 1 == stub::STACK => WORDS - 1,
+            _ if word > stub::RSP => WORDS,
+            _ => word,
+        }
+    }
+
     fn read(&self, w: &World, at: u64) -> u64 {
         let word = (at % PAGE_SIZE / 8) as usize;
         match at - at % PAGE_SIZE {
-            REQUEST_PAGE => w.words.get(word).copied().unwrap_or(0),
+            REQUEST_PAGE => w.words.get(Model::kept(word)).copied().unwrap_or(0),
             MAILBOX_PAGE if self.answers && word == stub::ANSWERS + ANSWERED as usize => ANSWER + 1,
             MAILBOX_PAGE => 0,
             _ => panic!("the stub reads {at:#x}"),
@@ -144,7 +159,7 @@ impl Model {
 
     fn write(&self, w: &mut World, at: u64, value: u64) {
         assert_eq!(at - at % PAGE_SIZE, REQUEST_PAGE, "the stub writes {at:#x}");
-        if let Some(word) = w.words.get_mut((at % PAGE_SIZE / 8) as usize) {
+        if let Some(word) = w.words.get_mut(Model::kept((at % PAGE_SIZE / 8) as usize)) {
             *word = value;
         }
     }
@@ -157,6 +172,7 @@ impl Model {
             Register::CL => w.rcx & 0xff,
             Register::CH => w.rcx >> 8 & 0xff,
             Register::R11 => w.r11,
+            Register::RSP => w.rsp,
             Register::R11D => w.r11 & 0xffff_ffff,
             Register::RDI | Register::RSI | Register::RDX | Register::R10 | Register::R8 | Register::R9 => 1,
             r => panic!("the stub uses {r:?}"),
@@ -170,6 +186,7 @@ impl Model {
             Register::ECX => w.rcx = value & 0xffff_ffff,
             Register::CL => w.rcx = w.rcx & !0xff | value & 0xff,
             Register::R11 => w.r11 = value,
+            Register::RSP => w.rsp = value,
             Register::R11D => w.r11 = value & 0xffff_ffff,
             r => panic!("the stub changes {r:?}"),
         }
@@ -205,9 +222,10 @@ impl Model {
 
     /// One instruction of the program or of the stub.
     fn run(&self, w: &mut World) {
-        if !self.stub.contains(w.rip) {
-            // SYSCALL.
-            (w.rip, w.rcx, w.r11) = (self.stub.entry, RETURN, FLAGS);
+        if w.rip == RETURN {
+            // SYSCALL, or a trampoline.
+            let arrived = if self.direct { (self.stub.direct, 8) } else { (self.stub.entry, FLAGS) };
+            (w.rip, w.rcx, w.r11) = (arrived.0, RETURN, arrived.1);
             return;
         }
         let i = self.code.get(&w.rip).expect("between instructions");
@@ -233,6 +251,16 @@ impl Model {
             Mnemonic::Jmp if i.op0_kind() == OpKind::Register => self.back(w),
             Mnemonic::Jmp => w.rip = i.near_branch_target(),
             Mnemonic::Sysretq => self.back(w),
+            Mnemonic::Pushfq => {
+                w.rsp -= 8;
+                let at = w.rsp;
+                self.write(w, at, FLAGS);
+            }
+            Mnemonic::Pop => {
+                let value = self.read(w, w.rsp);
+                w.rsp += 8;
+                self.store(w, i, 0, value);
+            }
             Mnemonic::Out => w.worker = Worker::Stopped { by_out: true },
             m => panic!("the model does not know {m:?}"),
         }
@@ -245,6 +273,7 @@ impl Model {
     }
 
     fn finish(&self, w: &mut World) {
+        assert_eq!(w.rsp, SP, "{w:?}");
         if self.number(w.call) == ANSWERED && w.rax == ANSWER {
             w.served[w.call as usize] += 1;
         } else {
@@ -270,8 +299,14 @@ impl Model {
             self.execute(w, w.rax);
             w.rax = result(w.call);
             self.finish(w);
-        } else if self.stub.contains(w.rip) {
+        } else if w.rip != RETURN {
             let served = served.filter(|_| place.requested || place.done);
+            if place.arriving {
+                w.r11 = FLAGS;
+                if place.switched {
+                    w.rsp = w.words[stub::RSP];
+                }
+            }
             if place.rcx_saved {
                 w.rcx = w.words[stub::RCX];
             }
@@ -414,9 +449,15 @@ impl Model {
 
 #[test]
 fn each_call_is_made_once_in_whatever_order_the_sides_act() {
-    for (mode, answers) in [(TrapMode::Ring0, true), (TrapMode::Ring3, true), (TrapMode::Ring3, false)] {
-        let states = Model::new(mode, answers).explore();
-        println!("{mode}, answers {answers}: {states} states");
+    let ways = [
+        (TrapMode::Ring0, true, false),
+        (TrapMode::Ring3, false, false),
+        (TrapMode::Ring3, true, true),
+        (TrapMode::Ring3, false, true),
+    ];
+    for (mode, answers, direct) in ways {
+        let states = Model::new(mode, answers, direct).explore();
+        println!("{mode}, answers {answers}, direct {direct}: {states} states");
         assert!(states > 1000);
     }
 }

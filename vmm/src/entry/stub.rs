@@ -66,8 +66,8 @@ pub const SAMPLE: usize = 20;
 /// The program's stack pointer, while a direct call has its flags on a stack of its own.
 pub const RSP: usize = 21;
 /// The top of that stack.
-#[cfg(not(assembled))]
-const STACK: usize = 32;
+#[cfg(any(not(assembled), test))]
+pub const STACK: usize = 32;
 /// Calls answered, from here on one word for each number below [`ANSWERABLE`].
 pub const ANSWERED: usize = 256;
 /// Word of the mailbox page: the answer to call 0.
