@@ -69,8 +69,6 @@ struct Worker {
     waiting: AtomicUsize,
     /// Parked or about to be. Whoever resets it must unpark.
     idle: AtomicBool,
-    /// A task waits for another worker though this one was idle: it served too many calls to be called away.
-    owed: AtomicBool,
     /// Tasks that were made to wait so.
     kept: AtomicU64,
     /// The preemption deadline that is set, or was: one that nobody needs any more is left to pass.
@@ -102,6 +100,8 @@ struct Worker {
 struct Shared {
     platform: Arc<dyn Platform>,
     workers: Box<[Worker]>,
+    /// For each worker whether a task waits for another though this one was idle: it served too many calls to be called away.
+    owed: Arc<[AtomicBool]>,
     shutdown: AtomicBool,
 }
 
@@ -118,7 +118,6 @@ impl Scheduler {
                 queue: Mutex::new(Rank::RunQueue, Queue::default()),
                 waiting: AtomicUsize::new(0),
                 idle: AtomicBool::new(false),
-                owed: AtomicBool::new(false),
                 kept: AtomicU64::new(0),
                 armed: AtomicU64::new(0),
                 arming: Mutex::new(Rank::Leaf, ()),
@@ -135,7 +134,8 @@ impl Scheduler {
                 system: AtomicU64::new(0),
             })
             .collect();
-        Scheduler { shared: Arc::new(Shared { platform, workers, shutdown: AtomicBool::new(false) }) }
+        let owed = (0..platform.cpus().max(1)).map(|_| AtomicBool::new(false)).collect();
+        Scheduler { shared: Arc::new(Shared { platform, workers, owed, shutdown: AtomicBool::new(false) }) }
     }
 
     /// Nanoseconds that `cpu` has spent in the guest and in the sentry for tasks, up to their last turns.
@@ -171,17 +171,22 @@ impl Scheduler {
     /// Whether a task that `cpu` may run waits for another worker because `cpu` keeps tasks away; see
     /// [`crate::platform::Platform::keeps_tasks_away`].
     pub fn task_waits_for_others(&self, cpu: usize) -> bool {
-        let Some(worker) = self.shared.workers.get(cpu) else { return false };
-        if !worker.owed.load(Ordering::SeqCst) {
+        let Some(owed) = self.shared.owed.get(cpu) else { return false };
+        if !owed.load(Ordering::SeqCst) {
             return false;
         }
         // Whoever sets the mark has queued its task before: what is queued now is seen, and what comes later sets it again.
-        worker.owed.store(false, Ordering::SeqCst);
+        owed.store(false, Ordering::SeqCst);
         let waits = self.shared.workers.iter().any(|w| w.waiting.load(Ordering::SeqCst) != 0);
         if waits {
-            worker.owed.store(true, Ordering::SeqCst);
+            owed.store(true, Ordering::SeqCst);
         }
         waits
+    }
+
+    /// For each worker whether [`Scheduler::task_waits_for_others`] is worth asking: for whoever looks at it all the time.
+    pub fn owed(&self) -> Arc<[AtomicBool]> {
+        self.shared.owed.clone()
     }
 
     /// Tasks that waited for the worker of whoever woke them while another, idle one, served its calls.
@@ -417,11 +422,11 @@ impl Shared {
 
     /// Lets the idle worker `cpu` go on serving while a task that it may run waits. False if it stops doing so.
     fn keep(&self, cpu: usize, entity: &Entity) -> bool {
-        let Some(worker) = self.workers.get(cpu) else { return false };
+        let (Some(worker), Some(owed)) = (self.workers.get(cpu), self.owed.get(cpu)) else { return false };
         if self.waking_worker(entity).is_none() {
             return false;
         }
-        worker.owed.store(true, Ordering::SeqCst);
+        owed.store(true, Ordering::SeqCst);
         // It stops before it asks whether something is owed.
         let keeps = self.platform.keeps_tasks_away(cpu);
         if keeps {

@@ -2,6 +2,7 @@
 //!
 //! A call may if its handler neither reads nor changes the caller's registers, its vector state, its place on a worker or its program,
 //! answers at once, and takes no longer than a worker may be kept from its own tasks.
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use linux_raw_sys::general as nr;
@@ -20,7 +21,10 @@ const MOST_MAPPED: u64 = 16 << 20;
 const MOST_RANDOM: u64 = 4096;
 
 /// The sandbox as whoever serves requests sees it.
-pub struct Requested(pub Weak<Kernel>);
+pub struct Requested {
+    kernel: Weak<Kernel>,
+    owed: Arc<[AtomicBool]>,
+}
 
 impl RequestedCalls for Requested {
     fn serve(&self, cpu: usize, number: u64, args: [u64; 6], from: u64) -> Served {
@@ -29,7 +33,7 @@ impl RequestedCalls for Requested {
         if !may_be_served(number, &args) {
             return Served::Refused;
         }
-        let Some(kernel) = self.0.upgrade() else { return Served::Refused };
+        let Some(kernel) = self.kernel.upgrade() else { return Served::Refused };
         let Some(task) = kernel.in_guest.get(cpu) else { return Served::Refused };
         // A tracer sees every call begin and end on the task's own worker, and seccomp judges it there.
         if kernel.trace.get().is_some() || task.tracing.is_traced() || task.tracing.watches_calls() {
@@ -66,11 +70,12 @@ impl RequestedCalls for Requested {
     }
 
     fn task_waits(&self, looker: usize) -> bool {
-        self.0.upgrade().is_some_and(|kernel| kernel.sched.task_waits_for_others(looker))
+        let owed = self.owed.get(looker).is_some_and(|owed| owed.load(Ordering::SeqCst));
+        owed && self.kernel.upgrade().is_some_and(|kernel| kernel.sched.task_waits_for_others(looker))
     }
 
     fn waited_in_vain(&self, looker: usize) {
-        if let Some(kernel) = self.0.upgrade() {
+        if let Some(kernel) = self.kernel.upgrade() {
             kernel.stats.waited_in_vain(looker);
         }
     }
@@ -78,7 +83,7 @@ impl RequestedCalls for Requested {
 
 /// Lets the platform serve calls of `kernel`.
 pub fn offer(kernel: &Arc<Kernel>) {
-    kernel.platform.serve_requests(Arc::new(Requested(Arc::downgrade(kernel))));
+    kernel.platform.serve_requests(Arc::new(Requested { kernel: Arc::downgrade(kernel), owed: kernel.sched.owed() }));
 }
 
 fn may_be_served(number: u64, args: &[u64; 6]) -> bool {
