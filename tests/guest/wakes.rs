@@ -89,10 +89,10 @@ fn pipe_readers() {
 fn pipe_writers() {
     for _ in 0..ROUNDS / 10 {
         let (from, to) = pipe();
-        write(to, &[1; 65536]);
+        write(to, &vec![1; 65536]);
         let writers: Vec<_> = (0..CROWD - 1).map(|_| thread::spawn(move || write(to, &[2; 4096]))).collect();
         // One read, one wake: each writer that leaves room wakes the next.
-        assert_eq!(read(from, &mut [0; 61440]), 61440);
+        assert_eq!(read(from, &mut vec![0; 61440]), 61440);
         for writer in writers {
             writer.join().unwrap();
         }

@@ -181,8 +181,7 @@ mod tests {
         let items = section.take_while(|l| !l.starts_with(".S")).filter(|l| l.starts_with(".It Fl "));
         let flags = items.flat_map(|l| {
             let words: Vec<&str> = l.split_whitespace().collect();
-            let named = words.windows(2).filter(|w| w[0] == "Fl").map(|w| format!("-{}", w[1])).collect::<Vec<_>>();
-            named
+            words.windows(2).filter(|w| w[0] == "Fl").map(|w| format!("-{}", w[1])).collect::<Vec<_>>()
         });
         flags.collect()
     }
