@@ -26,6 +26,8 @@ pub(super) struct Ns {
     pub init: Option<Id>,
     pub had_init: bool,
     pub exiting: bool,
+    /// The signal that reboot(2) gives its init as its end.
+    pub reboot: Option<i32>,
 }
 
 pub(super) struct Group {
@@ -107,6 +109,7 @@ impl Model {
             init: None,
             had_init: false,
             exiting: false,
+            reboot: None,
         });
         self.ns.len() - 1
     }
@@ -442,6 +445,16 @@ impl Model {
         }
     }
 
+    /// reboot(2) by `task`: its namespace's init ends as if by `signal`.
+    pub fn reboot(&mut self, task: Id, signal: i32) {
+        let home = Self::home(&self.groups[&self.tasks[&task].group].numbers).0;
+        self.ns[home].reboot = Some(signal);
+        if let Some(init) = self.ns[home].init.filter(|init| self.groups.contains_key(init)) {
+            self.decide(init, SIGKILL);
+        }
+        self.tasks.get_mut(&task).expect("the caller").own_exit = Some(0);
+    }
+
     /// What `task` must exit with, if it must.
     pub fn must_exit(&self, task: Id) -> Option<i32> {
         let t = &self.tasks[&task];
@@ -563,7 +576,9 @@ impl Model {
         if g.live > 0 || g.tasks.iter().any(|t| !self.tasks[t].dead) {
             return;
         }
-        let status = g.exiting;
+        let (home, number) = Self::home(&g.numbers);
+        let reboot = self.ns[home].reboot.filter(|_| number == 1);
+        let status = reboot.or(g.exiting);
         self.groups.get_mut(&group).expect("a group").zombie = status;
         let first = Self::home(&self.groups[&group].numbers) == (0, 1);
         if first || self.reaped_quietly(group) || self.unwanted(group) {

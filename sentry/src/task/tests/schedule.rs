@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Wake, Waker};
 
+use linux_raw_sys::general as raw;
+
 use super::model::{Birth, Id, Model, NsId};
 use crate::kernel::{Kernel, KernelConfig};
 use crate::ns::user::Credentials;
@@ -17,6 +19,7 @@ use crate::signal::action::{SIG_DFL, SIG_IGN};
 use crate::signal::{self, Signal, send};
 use crate::task::clone::{self, CloneRequest, flag};
 use crate::task::nsproxy::Namespace;
+use crate::task::run::Served;
 use crate::task::wait::{Options, Target, try_wait};
 use crate::task::{PidNamespace, Task, ThreadGroup, exec, exit};
 use crate::{Errno, Result};
@@ -299,8 +302,46 @@ impl Run {
                 let group = self.group_of(id);
                 self.model.groups.get_mut(&group).unwrap().ignores = ignores;
             }
+            93 => self.kill_all(id, &task),
+            94 => self.reboot(id, &task),
             _ => self.exec(id, task),
         }
+    }
+
+    /// kill(-1): all of the namespace but its init and the caller.
+    fn kill_all(&mut self, id: Id, task: &Arc<Task>) {
+        let from = self.group_of(id);
+        let home = Model::home(&self.model.groups[&from].numbers).0;
+        // All ends too often otherwise for anything to grow.
+        let mild = home == 0 && self.random(8) != 0;
+        let signals: &[Signal] = if mild {
+            &[Signal::SIGCONT, Signal::SIGSTOP]
+        } else {
+            &[Signal::SIGKILL, Signal::SIGTERM, Signal::SIGSTOP, Signal::SIGCONT]
+        };
+        let signal = self.pick(signals).unwrap();
+        let number_in = |g: &Id| Model::number_in(&self.model.groups[g].numbers, home);
+        let hit: Vec<Id> = self.model.members(home).into_iter().filter(|g| *g != from && number_in(g) != 1).collect();
+        let number = u64::from(signal.number().cast_unsigned());
+        let real = call(task, raw::__NR_kill, [u64::MAX, number, 0, 0, 0, 0]);
+        same("kill(-1)", &real, &if hit.is_empty() { Err(Errno::ESRCH) } else { Ok(()) });
+        for to in hit {
+            self.model.signal(from, to, signal.number());
+        }
+        self.late_ends();
+    }
+
+    /// reboot(2) in a namespace of its own.
+    fn reboot(&mut self, id: Id, task: &Arc<Task>) {
+        let home = Model::home(&self.model.groups[&self.group_of(id)].numbers).0;
+        let halt = self.random(2) == 0;
+        let (command, signal) = if halt { (0xcdef_0123, 2) } else { (0x0123_4567, 1) };
+        if home == 0 || self.random(4) != 0 {
+            return;
+        }
+        let real = call(task, raw::__NR_reboot, [0xfee1_dead, 672_274_793, command, 0, 0, 0]);
+        assert_eq!(real, Ok(0));
+        self.model.reboot(id, signal);
     }
 
     fn birth(&mut self, id: Id, task: &Arc<Task>) {
@@ -571,6 +612,13 @@ impl Run {
         assert_eq!((self.kernel.root_pid_ns.used(), self.kernel.root_pid_ns.group_count()), (0, 0));
         // The start of the first task waits in a run queue that nobody serves.
         assert_eq!(self.kernel.user_tasks(0), 1);
+    }
+}
+
+fn call(task: &Arc<Task>, nr: u32, args: [u64; 6]) -> Result<u64> {
+    match task.kernel().system_calls().serve(task, nr.into(), args) {
+        Served::Done(result) => result,
+        Served::Blocks(_) => panic!("call {nr} blocks"),
     }
 }
 
