@@ -142,7 +142,7 @@ fn large_forks() {
         let look = || (0..len).step_by(2 << 20).for_each(|at| assert_eq!(unsafe { p.add(at).read_volatile() }, 1));
         waiting_child(|| {
             if n % 2 == 0 {
-                look()
+                look();
             }
         })
         .map(|pid| made.push(pid))
