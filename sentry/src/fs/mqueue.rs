@@ -162,7 +162,7 @@ impl Inode for Directory {
             ino: 1,
             nlink: 2,
             mode: InodeKind::Directory.mode() | 0o1777,
-            size: 20 * self.ipc.mq.len() as i64,
+            size: 20 * self.ipc.mq.count() as i64,
             blksize: 4096,
             atime: self.made,
             mtime: self.made,

@@ -65,7 +65,8 @@ impl Perm {
         } else {
             self.mode
         };
-        let able = wanted & !granted & 0o7 == 0 || c.has_in(by.owner, Caps::IPC_OWNER);
+        let refused = wanted & !granted & 0o7;
+        let able = refused == 0 || c.has_in(by.owner, Caps::IPC_OWNER);
         if able { Ok(()) } else { Err(Errno::EACCES) }
     }
 
@@ -158,7 +159,7 @@ impl<T> Ids<T> {
     }
 
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.objects.len()
     }
 

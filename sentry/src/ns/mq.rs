@@ -281,7 +281,7 @@ impl MqTable {
     }
 
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.queues.lock().len()
     }
 

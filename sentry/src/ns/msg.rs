@@ -278,7 +278,7 @@ impl MsgQueues {
     /// Queues, and the highest index.
     pub fn totals(&self) -> (usize, u32) {
         let ids = self.ids.lock();
-        (ids.len(), ids.highest())
+        (ids.count(), ids.highest())
     }
 
     /// All queues as they are (/proc/sysvipc/msg).

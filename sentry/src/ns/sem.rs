@@ -103,7 +103,7 @@ impl Inner {
     fn perform(&mut self, ops: &[SemOp], undo: Option<u64>, pid: i32) -> Result<Attempt> {
         let mut done = 0;
         let end = loop {
-            let Some(op) = ops.get(done) else { break Ok(Attempt::Done) };
+            let Some(&op) = ops.get(done) else { break Ok(Attempt::Done) };
             match self.step(op, undo, 1) {
                 Ok(true) => done += 1,
                 Ok(false) if u32::from(op.flags) & IPC_NOWAIT != 0 => break Err(Errno::EAGAIN),
@@ -118,7 +118,7 @@ impl Inner {
                 }
             }
         } else {
-            for op in ops.iter().take(done).rev() {
+            for &op in ops.iter().take(done).rev() {
                 // What could be done can be taken back.
                 let _ = self.step(op, undo, -1);
             }
@@ -127,7 +127,7 @@ impl Inner {
     }
 
     /// One operation, or with `sign` -1 its reverse. False if it would have to wait.
-    fn step(&mut self, op: &SemOp, undo: Option<u64>, sign: i32) -> Result<bool> {
+    fn step(&mut self, op: SemOp, undo: Option<u64>, sign: i32) -> Result<bool> {
         let s = self.semaphores.get_mut(usize::from(op.number)).ok_or(Errno::EFBIG)?;
         let change = i32::from(op.op) * sign;
         if change == 0 {
@@ -357,7 +357,9 @@ impl SemSet {
         self.assign(by, |inner| {
             *inner.semaphores.get_mut(number).ok_or(Errno::EINVAL)? = Semaphore { value, pid };
             for (adjust, _) in inner.undo.values_mut() {
-                adjust.get_mut(number).map(|a| *a = 0);
+                if let Some(a) = adjust.get_mut(number) {
+                    *a = 0;
+                }
             }
             Ok(())
         })
@@ -494,7 +496,7 @@ impl Semaphores {
     /// Sets, semaphores, and the highest index.
     pub fn totals(&self) -> (usize, u32, u32) {
         let table = self.ids.lock();
-        (table.0.len(), table.1, table.0.highest())
+        (table.0.count(), table.1, table.0.highest())
     }
 
     /// All sets as they are (/proc/sysvipc/sem).

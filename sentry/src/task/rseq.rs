@@ -63,11 +63,6 @@ impl Rseq {
         (self.address.load(Relaxed), self.len.load(Relaxed), self.signature.load(Relaxed))
     }
 
-    /// Whether the words name `cpu`, so that the task may go on there.
-    pub fn agrees_with(&self, cpu: usize) -> bool {
-        self.address.load(Relaxed) == 0 || self.cpu.load(Relaxed) == cpu as u32
-    }
-
     /// No registration: a new program, or a thread that shares its maker's memory.
     pub(super) fn clear(&self) {
         self.set(0, 0, 0);

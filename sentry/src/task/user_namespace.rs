@@ -1,5 +1,6 @@
 //! Making user namespaces and writing their maps (user_namespaces(7)): who may. Owns the rules; the maps are
 //! [`crate::ns::user_namespace`]'s.
+use core::fmt::Write;
 use std::sync::Arc;
 
 use super::Task;
@@ -119,10 +120,8 @@ impl MapWrite<'_> {
         let root_of_parent = lines.iter().any(|l| l[1] == 0);
         if self.kind == IdKind::User && root_of_parent {
             // Who maps the parent's root could give files capabilities there.
-            let able = match Arc::ptr_eq(&opener.user_ns, ns) {
-                true => ns.maker_could_setfcap(),
-                false => opener.has_in(parent, Caps::SETFCAP),
-            };
+            let inside = Arc::ptr_eq(&opener.user_ns, ns);
+            let able = if inside { ns.maker_could_setfcap() } else { opener.has_in(parent, Caps::SETFCAP) };
             if !able {
                 return false;
             }
@@ -153,14 +152,12 @@ impl MapWrite<'_> {
 pub fn map_text(ns: &Arc<UserNamespace>, kind: IdKind, reader: &Arc<UserNamespace>) -> String {
     // Whoever is inside sees the numbers of the parent, which is what was written.
     let outer = if Arc::ptr_eq(reader, ns) { ns.parent().unwrap_or(reader) } else { reader };
-    ns.map(kind)
-        .unwrap_or_default()
-        .iter()
-        .map(|e| {
-            let lower = outer.from_initial(kind, e.initial).unwrap_or(u32::MAX);
-            format!("{:>10} {lower:>10} {:>10}\n", e.first, e.count)
-        })
-        .collect()
+    let mut text = String::new();
+    for e in ns.map(kind).unwrap_or_default() {
+        let lower = outer.from_initial(kind, e.initial).unwrap_or(u32::MAX);
+        let _ = writeln!(text, "{:>10} {lower:>10} {:>10}", e.first, e.count);
+    }
+    text
 }
 
 #[cfg(test)]
