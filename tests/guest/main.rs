@@ -38,6 +38,7 @@ mod sys;
 mod sysv;
 mod threads;
 mod time;
+mod time_namespaces;
 mod user_namespaces;
 mod wakes;
 
@@ -58,6 +59,7 @@ const AREAS: &[&[Case]] = &[
     pidns::CASES,
     namespaces::CASES,
     user_namespaces::CASES,
+    time_namespaces::CASES,
     pidfd::CASES,
     threads::CASES,
     seccomp::CASES,

@@ -127,6 +127,11 @@ impl TimerFd {
         s.schedule.remaining(s.schedule.clock.now(&self.kernel))
     }
 
+    /// Its clock.
+    pub fn clock(&self) -> Clock {
+        self.state.lock().schedule.clock.clone()
+    }
+
     /// timerfd_settime(2): the first expiry, relative or on the clock's axis (0 disarms), and the period; gives the old setting.
     pub fn set(&self, value: Nanos, absolute: bool, interval: Nanos, flags: u32) -> (Nanos, Nanos) {
         let old = self.get();

@@ -6,6 +6,7 @@ use guest_abi::UserAddr;
 use linux_raw_sys::auxvec;
 
 use crate::mm::{AddressSpace, IoDest, MapFlags, MapRequest, MapSource, Prot, SpaceLimits};
+use crate::ns::time::Offsets;
 use crate::ns::user::{Caps, Credentials};
 use crate::platform::{Platform, UserContext};
 use crate::task::limits::Resource;
@@ -100,6 +101,7 @@ pub fn load(request: LoadRequest<'_>) -> Result<Loaded> {
         watched: task.tracing.tracer().is_some_and(|t| !t.credentials().has_in(&credentials.user_ns, Caps::SYS_PTRACE)),
         limits: space_limits(task),
         randomize: task.group().personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE == 0,
+        time_offsets: task.time_offsets(),
         vdso: task.kernel().vdso.as_ref(),
         open: &open,
     })
@@ -133,6 +135,8 @@ pub struct Program<'a> {
     pub watched: bool,
     /// Limits of the space.
     pub limits: SpaceLimits,
+    /// How far its clocks are from the machine's.
+    pub time_offsets: Offsets,
     /// The vDSO to map.
     pub vdso: Option<&'a Vdso>,
     /// Whether addresses are random (not under ADDR_NO_RANDOMIZE).
@@ -195,6 +199,10 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
         return Err(Errno::EINVAL);
     }
     let vdso = program.vdso.map(|v| map_vdso(&space, v)).transpose()?;
+    if let Some(v) = program.vdso {
+        space.change_image(|image| image.vdso = vdso.unwrap_or(0));
+        v.follow(&space, program.time_offsets);
+    }
     // As arch_randomize_brk: up to 1 GiB above the program's end.
     let brk = main.brk + random(18) * guest_abi::layout::PAGE_SIZE;
     space.set_brk_base(UserAddr(brk));

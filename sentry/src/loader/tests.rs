@@ -104,6 +104,7 @@ impl Disk {
     fn load(&self, path: &str, argv: &[&str]) -> Result<Loaded> {
         let platform: Arc<dyn Platform> = self.platform.clone();
         load_program(Program {
+            time_offsets: crate::ns::time::Offsets::default(),
             platform: &platform,
             file: self.open(path.as_bytes())?,
             path: path.as_bytes(),

@@ -5,12 +5,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use guest_abi::UserAddr;
 use guest_abi::layout::PAGE_SIZE;
 
 use super::vdso_elf;
 use super::vvar::{self, TEXT};
 use crate::lock::{Mutex, Rank};
-use crate::mm::MapSource;
+use crate::mm::{AddressSpace, MapFlags, MapRequest, MapSource, Prot};
+use crate::ns::time::Offsets;
 use crate::platform::{PhysAddr, Platform, TscClock};
 use crate::time::Nanos;
 use crate::{Errno, Result};
@@ -27,6 +29,8 @@ struct State {
 pub struct Vdso {
     code: Arc<[PhysAddr]>,
     vvar: Arc<[PhysAddr]>,
+    /// Parameters that say that there is no clock: for time namespaces, whose clocks only system calls know.
+    without: Arc<[PhysAddr]>,
     state: Mutex<State>,
     refreshed: AtomicU64,
 }
@@ -45,6 +49,7 @@ impl Vdso {
         let vdso = Vdso {
             code: code.into(),
             vvar: vec![memory.alloc()?].into(),
+            without: vec![memory.alloc()?].into(),
             state: Mutex::new(Rank::PageCache, State { seq: 0, clock: None }),
             refreshed: AtomicU64::new(0),
         };
@@ -60,6 +65,25 @@ impl Vdso {
     /// The clock parameters, to be mapped readable.
     pub fn vvar_source(&self) -> MapSource {
         MapSource::Special { name: "[vvar]", frames: self.vvar.clone() }
+    }
+
+    /// Shows the programs of `space` parameters that are true with these offsets: the machine's own, or none. A program that has moved or
+    /// unmapped them keeps what it has.
+    pub fn follow(&self, space: &Arc<AddressSpace>, offsets: Offsets) {
+        let Some(at) = space.image().vdso.checked_sub(self.vvar_len()).filter(|&at| at != 0) else { return };
+        let frames = if offsets == Offsets::default() { &self.vvar } else { &self.without };
+        let there = space.special_at(UserAddr(at));
+        if !there.is_some_and(|there| !Arc::ptr_eq(&there, frames) && self.is_parameters(&there)) {
+            return;
+        }
+        let source = MapSource::Special { name: "[vvar]", frames: frames.clone() };
+        let (addr, len) = (UserAddr(at), self.vvar_len());
+        // What fails for want of memory leaves the other clock's parameters, which nothing can mend.
+        let _ = space.map(MapRequest { addr, len, prot: Prot::READ, flags: MapFlags::FIXED, source });
+    }
+
+    fn is_parameters(&self, frames: &Arc<[PhysAddr]>) -> bool {
+        Arc::ptr_eq(frames, &self.vvar) || Arc::ptr_eq(frames, &self.without)
     }
 
     /// Bytes of the image, whole pages.

@@ -327,6 +327,13 @@ impl AddressSpace {
         self.state.read().future.contains(MapFlags::LOCKED)
     }
 
+    /// The frames of the kernel's own pages that are mapped at `addr`, if it is such.
+    pub fn special_at(&self, addr: UserAddr) -> Option<Arc<[crate::platform::PhysAddr]>> {
+        let state = self.state.read();
+        let vma = state.vmas.find(addr.0).filter(|v| v.start == addr.0)?;
+        if let Backing::Special { frames, .. } = &vma.backing { Some(frames.clone()) } else { None }
+    }
+
     /// As [`AddressSpace::map`], but populating is left to the caller: gives the range for [`AddressSpace::populate`] too.
     pub fn map_unfilled(self: &Arc<Self>, request: MapRequest) -> Result<(UserAddr, Option<(u64, u64)>)> {
         if request.len == 0 {

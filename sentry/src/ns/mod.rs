@@ -7,6 +7,7 @@ pub mod msg;
 pub mod net;
 pub mod sem;
 pub mod shm;
+pub mod time;
 pub mod ucounts;
 pub mod user;
 pub mod user_namespace;

@@ -74,7 +74,7 @@ impl Args {
         } else if self.realtime {
             clock::realtime_deadline(self.task.kernel(), span)
         } else {
-            span
+            clock::to_machine(&self.task, &clock::Clock::Monotonic, span)
         }))
     }
 
@@ -217,7 +217,11 @@ fn absolute(task: &Arc<Task>, timeout: UserPtr<Timespec>, clockid: i32) -> Resul
         _ => return Err(Errno::EINVAL),
     };
     let at = clock::span(&task.space()?.read(timeout)?).ok_or(Errno::EINVAL)?;
-    Ok(Some(if realtime { clock::realtime_deadline(task.kernel(), at) } else { at }))
+    Ok(Some(if realtime {
+        clock::realtime_deadline(task.kernel(), at)
+    } else {
+        clock::to_machine(task, &clock::Clock::Monotonic, at)
+    }))
 }
 
 fn waitv_words(task: &Arc<Task>, waiters: UserPtr<Waitv>, count: usize) -> Result<Vec<WaitAny>> {

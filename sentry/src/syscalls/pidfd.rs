@@ -24,8 +24,8 @@ use crate::{Errno, Result};
 pub const ROWS: &[Row] = &[
     row!(169, reboot(magic: u32, magic2: u32, op: u32, arg: UserAddr), fast reboot, Full,
         "ends the caller's PID namespace, the outermost one included"),
-    row!(272, unshare(flags: Bits), fast unshare, Partial, "no time namespaces"),
-    row!(308, setns(fd: Fd, nstype: Bits), fast setns, Partial, "no time namespaces but the initial one"),
+    row!(272, unshare(flags: Bits), fast unshare, Full),
+    row!(308, setns(fd: Fd, nstype: Bits), fast setns, Full),
     row!(424, pidfd_send_signal(pidfd: Fd, sig: i32, info: UserPtr<SigInfo>, flags: u32), fast pidfd_send_signal, Full),
     row!(434, pidfd_open(pid: i32, flags: u32), fast pidfd_open, Full),
     row!(438, pidfd_getfd(pidfd: Fd, targetfd: i32, flags: u32), fast pidfd_getfd, Full),

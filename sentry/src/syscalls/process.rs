@@ -20,8 +20,7 @@ use crate::{Errno, Result};
 
 /// System calls of this area.
 pub const ROWS: &[Row] = &[
-    row!(56, clone(flags: Bits, stack: u64, parent_tid: UserAddr, child_tid: UserAddr, tls: u64), slow clone, Partial,
-        "no time namespaces"),
+    row!(56, clone(flags: Bits, stack: u64, parent_tid: UserAddr, child_tid: UserAddr, tls: u64), slow clone, Full),
     row!(57, fork(), both fork, fork_traced, Full),
     row!(58, vfork(), slow vfork, Full),
     row!(59, execve(path: PathArg, argv: UserAddr, envp: UserAddr), slow execve, Partial, "file capabilities are ignored"),
@@ -35,7 +34,7 @@ pub const ROWS: &[Row] = &[
     row!(322, execveat(dirfd: Fd, path: PathArg, argv: UserAddr, envp: UserAddr, flags: u32), slow execveat, Partial,
         "file capabilities are ignored"),
     row!(334, rseq(rseq: UserAddr, rseq_len: u32, flags: Bits, sig: u32), fast rseq_call, Full),
-    row!(435, clone3(args: UserAddr, size: usize), slow clone3, Partial, "no time namespaces; no cgroup for CLONE_INTO_CGROUP"),
+    row!(435, clone3(args: UserAddr, size: usize), slow clone3, Partial, "no cgroup for CLONE_INTO_CGROUP"),
 ];
 
 fn rseq_call(task: &Arc<Task>, address: UserAddr, len: u32, flags: Bits, sig: u32) -> Result<u64> {

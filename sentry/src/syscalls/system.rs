@@ -83,7 +83,8 @@ fn sysinfo(task: &Arc<Task>, info: UserAddr) -> Result<u64> {
     let kernel = task.kernel();
     let memory = kernel.platform.memory();
     let mut out = Sysinfo::new_zeroed();
-    out.uptime = i64::try_from(kernel.uptime() / 1_000_000_000).unwrap_or(i64::MAX);
+    out.uptime = i64::try_from(kernel.uptime().saturating_add_signed(task.time_offsets().boottime) / 1_000_000_000)
+        .unwrap_or(i64::MAX);
     out.totalram = memory.limit();
     out.freeram = memory.limit().saturating_sub(memory.used());
     out.procs = u16::try_from(kernel.task_count()).unwrap_or(u16::MAX);

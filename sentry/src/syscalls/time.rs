@@ -120,7 +120,8 @@ fn read_spec(task: &Task, at: UserPtr<Itimerspec>) -> Result<(Nanos, Nanos)> {
 }
 
 fn clock_gettime(task: &Arc<Task>, clockid: i32, tp: UserPtr<Timespec>) -> Result<u64> {
-    let now = Clock::from_id(task, clockid, true)?.now(task.kernel());
+    let clock = Clock::from_id(task, clockid, true)?;
+    let now = clock::from_machine(task, &clock, clock.now(task.kernel()));
     task.space()?.write(tp, &clock::timespec(now))?;
     Ok(0)
 }
@@ -291,6 +292,7 @@ async fn clock_nanosleep(
         // A relative sleep on any clock lasts as long: the real-time clock's jumps do not count.
         return sleep_until(task, task.now().saturating_add(span), remain.addr).await;
     }
+    let span = clock::to_machine(task, &clock, span);
     let bell = cpu::Bell::new();
     let _armed = kernel.timers.arm_target_on(clock.axis(), span, bell.clone());
     let queue = vec![(bell.queue.clone(), crate::event::Events::READABLE)];
@@ -436,7 +438,10 @@ fn timer_settime(
     }
     let (value, interval) = read_spec(task, new_value)?;
     let timer = task.group().timers.posix.get(timerid)?;
-    let old = timer.set(task.group(), value, flags & TIMER_ABSTIME as i32 != 0, interval);
+    let absolute = flags & TIMER_ABSTIME as i32 != 0;
+    // 0 disarms, on whatever clock.
+    let value = if absolute && value != 0 { clock::to_machine(task, &timer.clock(), value).max(1) } else { value };
+    let old = timer.set(task.group(), value, absolute, interval);
     if !old_value.is_null() {
         task.space()?.write(old_value, &spec(old))?;
     }
@@ -494,7 +499,9 @@ fn timerfd_settime(
     }
     let file = task.files().get(fd.0)?;
     let timer = file.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
-    let old = timer.set(value, flags & ABSTIME != 0, interval, flags);
+    let absolute = flags & ABSTIME != 0;
+    let value = if absolute && value != 0 { clock::to_machine(task, &timer.clock(), value).max(1) } else { value };
+    let old = timer.set(value, absolute, interval, flags);
     if !old_value.is_null() {
         task.space()?.write(old_value, &spec(old))?;
     }

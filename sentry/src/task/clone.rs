@@ -176,6 +176,8 @@ fn build(
         _ => Arc::new(user_namespace::in_new_namespace(parent)?),
     };
     let nsproxy = parent.nsproxy()?.unshared(parent, f, &credentials.user_ns, &mut fs_state)?;
+    let nsproxy = if f & VM == 0 { nsproxy.with_own_time() } else { nsproxy };
+    let time = nsproxy.time.clone();
     let fs = if f & FS != 0 { fs } else { Arc::new(FsContext::new(fs_state)) };
     let space = parent.space()?;
     let space = if f & VM != 0 { space } else { space.fork()? };
@@ -251,7 +253,9 @@ fn build(
     if f & SYSVSEM != 0 {
         *task.sem_undo.lock() = Some(parent.sem_undo());
     }
+    task.set_time_offsets(parent.time_offsets());
     if f & VM == 0 {
+        task.enter_time(&time);
         task.rseq.inherit(&parent.rseq);
     }
     if f & CHILD_CLEARTID != 0 {

@@ -123,6 +123,13 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     *task.context.lock() = loaded.context;
     task.fpu.reset();
     task.rseq.clear();
+    if let Ok(proxy) = task.nsproxy() {
+        let own = proxy.with_own_time();
+        let time = own.time.clone();
+        task.set_nsproxy(Some(own));
+        // The image was made for the clocks of before.
+        task.enter_time(&time);
+    }
     task.tracing.forget_breakpoints();
     task.set_comm(&loaded.comm);
     group.set_image(loaded.image);

@@ -12,6 +12,7 @@ use crate::mm::{AddressSpace, Charge};
 use crate::ns::Owner;
 use crate::ns::cgroup::CgroupNamespace;
 use crate::ns::ipc::IpcNamespace;
+use crate::ns::time::TimeNamespace;
 use crate::ns::user::Credentials;
 use crate::platform::{KernelMemory, UserContext};
 use crate::sched::Entity;
@@ -66,7 +67,10 @@ impl Kernel {
         for (fd, file) in config.fds {
             files.replace(fd, file, false, 1 << 20)?;
         }
+        let time = TimeNamespace::first();
         let nsproxy = Arc::new(NsProxy {
+            time: time.clone(),
+            time_for_children: time,
             uts: self.uts.clone(),
             ipc: Arc::new(IpcNamespace::new(Owner::initial())),
             net: self.net.clone(),

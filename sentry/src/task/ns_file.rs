@@ -66,7 +66,8 @@ impl Namespace {
             Kind::Mnt => Namespace::Mnt(proxy.mnt.clone().ok_or(Errno::ENOENT)?),
             Kind::Net => Namespace::Net(proxy.net.clone()),
             Kind::Uts => Namespace::Uts(proxy.uts.clone()),
-            Kind::Time | Kind::TimeForChildren => Namespace::Time,
+            Kind::Time => Namespace::Time(proxy.time.clone()),
+            Kind::TimeForChildren => Namespace::Time(proxy.time_for_children.clone()),
             Kind::User => Namespace::User(task.credentials().user_ns.clone()),
         })
     }
@@ -78,7 +79,7 @@ impl Namespace {
             Namespace::Mnt(_) => "mnt",
             Namespace::Net(_) => "net",
             Namespace::Pid(_) => "pid",
-            Namespace::Time => "time",
+            Namespace::Time(_) => "time",
             Namespace::User(_) => "user",
             Namespace::Uts(_) => "uts",
         }
@@ -96,7 +97,8 @@ impl Namespace {
             Namespace::Pid(n) => n.number(),
             Namespace::Cgroup(n) if kernel.first_ns().is_some_and(|f| Arc::ptr_eq(&f.cgroup, n)) => 0xefff_fffb,
             Namespace::Cgroup(n) => n.number(),
-            Namespace::Time => 0xefff_fffa,
+            Namespace::Time(n) if kernel.first_ns().is_some_and(|f| Arc::ptr_eq(&f.time, n)) => 0xefff_fffa,
+            Namespace::Time(n) => n.number(),
             Namespace::Mnt(n) if kernel.mounts.get().is_some_and(|f| Arc::ptr_eq(f, n)) => 0xf000_0000,
             Namespace::Mnt(n) => n.number(),
             Namespace::Net(n) if Arc::ptr_eq(&kernel.net, n) => 0xf000_0001,

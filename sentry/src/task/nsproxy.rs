@@ -8,6 +8,7 @@ use crate::ns::Owner;
 use crate::ns::cgroup::CgroupNamespace;
 use crate::ns::ipc::IpcNamespace;
 use crate::ns::net::NetNamespace;
+use crate::ns::time::TimeNamespace;
 use crate::ns::ucounts::Counted;
 use crate::ns::user::Caps;
 use crate::ns::user_namespace::UserNamespace;
@@ -32,6 +33,10 @@ pub struct NsProxy {
     pub cgroup: Arc<CgroupNamespace>,
     /// Mounts; None only if the root directory hangs in no namespace.
     pub mnt: Option<Arc<MountNamespace>>,
+    /// Clocks.
+    pub time: Arc<TimeNamespace>,
+    /// Clocks of the next child, and of the next program.
+    pub time_for_children: Arc<TimeNamespace>,
     /// The PID namespace of the next child: the task's own, or one below after unshare(2) or setns(2).
     pub pid_for_children: Arc<PidNamespace>,
 }
@@ -85,9 +90,21 @@ impl NsProxy {
             new.net = NetNamespace::new(charge(Counted::Net)?);
         }
         if flags & NEWTIME != 0 {
-            return Err(Errno::EINVAL);
+            new.time_for_children = new.time_for_children.copy(charge(Counted::Time)?);
         }
         Ok(Arc::new(new))
+    }
+}
+
+impl NsProxy {
+    /// As it is for a task with memory of its own: its clocks are those that its maker had for children.
+    pub(super) fn with_own_time(self: &Arc<Self>) -> Arc<NsProxy> {
+        if Arc::ptr_eq(&self.time, &self.time_for_children) {
+            return self.clone();
+        }
+        let mut new = NsProxy::clone(self);
+        new.time = new.time_for_children.clone();
+        Arc::new(new)
     }
 }
 
@@ -108,8 +125,8 @@ pub enum Namespace {
     Mnt(Arc<MountNamespace>),
     /// CLONE_NEWUSER.
     User(Arc<UserNamespace>),
-    /// CLONE_NEWTIME: the only one.
-    Time,
+    /// CLONE_NEWTIME.
+    Time(Arc<TimeNamespace>),
 }
 
 impl Namespace {
@@ -123,7 +140,7 @@ impl Namespace {
             Namespace::Cgroup(_) => NEWCGROUP,
             Namespace::Mnt(_) => NEWNS,
             Namespace::User(_) => NEWUSER,
-            Namespace::Time => NEWTIME,
+            Namespace::Time(_) => NEWTIME,
         }
     }
 
@@ -137,7 +154,7 @@ impl Namespace {
             Namespace::Cgroup(n) => n.owner.user_ns.clone(),
             Namespace::Mnt(n) => n.owner.user_ns.clone(),
             Namespace::User(n) => return n.parent().cloned(),
-            Namespace::Time => UserNamespace::initial().clone(),
+            Namespace::Time(n) => n.owner.user_ns.clone(),
         })
     }
 }
@@ -177,6 +194,19 @@ impl Task {
                 Ok(())
             })
         })
+    }
+
+    /// Lives by the clocks of `time` from now on.
+    pub(super) fn enter_time(&self, time: &TimeNamespace) {
+        let offsets = time.enter();
+        let changes = self.time_offsets() != offsets;
+        self.set_time_offsets(offsets);
+        if changes
+            && let Some(vdso) = &self.kernel().vdso
+            && let Ok(space) = self.space()
+        {
+            vdso.follow(&space, offsets);
+        }
     }
 
     /// setns(2): all of `namespaces` or none. EPERM without the capabilities, EINVAL for what the task cannot join: its own user
@@ -221,7 +251,7 @@ impl Task {
                     fs = Some(FsState { root: root.clone(), cwd: root, umask: shared.get().umask });
                     continue;
                 }
-                Namespace::Time if self.group().task_count() != 1 => return Err(Errno::EUSERS),
+                Namespace::Time(_) if self.group().task_count() != 1 => return Err(Errno::EUSERS),
                 _ => {}
             }
             let over = |owner: &Arc<UserNamespace>| credentials.has_in(owner, Caps::SYS_ADMIN);
@@ -239,7 +269,11 @@ impl Task {
                 Namespace::Ipc(ipc) => new.ipc = ipc.clone(),
                 Namespace::Net(net) => new.net = net.clone(),
                 Namespace::Cgroup(cgroup) => new.cgroup = cgroup.clone(),
-                Namespace::Time | Namespace::User(_) | Namespace::Mnt(_) => {}
+                Namespace::Time(time) => {
+                    new.time = time.clone();
+                    new.time_for_children = time.clone();
+                }
+                Namespace::User(_) | Namespace::Mnt(_) => {}
             }
         }
         if !Arc::ptr_eq(&new.ipc, &self.nsproxy()?.ipc) {
@@ -248,7 +282,9 @@ impl Task {
         if let Some(fs) = fs {
             self.set_fs(Arc::new(FsContext::new(fs)));
         }
+        let time = new.time.clone();
         self.set_nsproxy(Some(Arc::new(new)));
+        self.enter_time(&time);
         if Arc::ptr_eq(&entered, &credentials.user_ns) {
             return Ok(());
         }

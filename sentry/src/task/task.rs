@@ -2,7 +2,7 @@
 use core::future::Future;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::answers::Version;
 use super::limits::Resource;
@@ -17,6 +17,7 @@ use crate::lock::{Mutex, Rank};
 use crate::mm::{AddressSpace, Charge, Tenancy};
 use crate::ns::net::NetNamespace;
 use crate::ns::sem::UndoList;
+use crate::ns::time::Offsets;
 use crate::ns::user::Credentials;
 use crate::ns::uts::UtsNamespace;
 use crate::platform::{Fpu, UserContext};
@@ -79,6 +80,8 @@ pub struct Task {
     pub clear_child_tid: AtomicU64,
     /// Head of the robust futex list (set_robust_list(2)); 0 if none.
     pub robust_list: AtomicU64,
+    /// How far its monotonic and boot-time clocks are from the machine's.
+    time_offsets: [AtomicI64; 2],
     /// What semop(2) has to undo at the end; shared with CLONE_SYSVSEM.
     pub(super) sem_undo: Mutex<Option<Arc<UndoList>>>,
     /// Restartable sequences.
@@ -157,6 +160,7 @@ impl Task {
             run_state: AtomicU8::new(RunState::Running as u8),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
+            time_offsets: [const { AtomicI64::new(0) }; 2],
             sem_undo: Mutex::new(Rank::Leaf, None),
             rseq: Rseq::default(),
             futexes_settled: AtomicBool::new(false),
@@ -285,6 +289,18 @@ impl Task {
         self.answers.change();
         drop(old);
         Ok(())
+    }
+
+    /// How far its clocks are from the machine's (time_namespaces(7)).
+    pub fn time_offsets(&self) -> Offsets {
+        let [monotonic, boottime] = &self.time_offsets;
+        Offsets { monotonic: monotonic.load(Ordering::Relaxed), boottime: boottime.load(Ordering::Relaxed) }
+    }
+
+    pub(super) fn set_time_offsets(&self, offsets: Offsets) {
+        let [monotonic, boottime] = &self.time_offsets;
+        monotonic.store(offsets.monotonic, Ordering::Relaxed);
+        boottime.store(offsets.boottime, Ordering::Relaxed);
     }
 
     /// The list that keeps what semop(2) has to undo.

@@ -44,6 +44,28 @@ pub fn realtime_deadline(kernel: &Kernel, at: Nanos) -> Nanos {
     mono.saturating_add(at).saturating_sub(real)
 }
 
+/// A point of `clock` as `task` sees it, on the clock's own axis: time namespaces shift two of them.
+pub fn to_machine(task: &Task, clock: &Clock, at: Nanos) -> Nanos {
+    match clock {
+        Clock::Monotonic => shift(at, task.time_offsets().monotonic.saturating_neg()),
+        Clock::Boottime => shift(at, task.time_offsets().boottime.saturating_neg()),
+        _ => at,
+    }
+}
+
+/// What `clock` shows `task` when it is `at` on the clock's own axis.
+pub fn from_machine(task: &Task, clock: &Clock, at: Nanos) -> Nanos {
+    match clock {
+        Clock::Monotonic => shift(at, task.time_offsets().monotonic),
+        Clock::Boottime => shift(at, task.time_offsets().boottime),
+        _ => at,
+    }
+}
+
+fn shift(at: Nanos, by: i64) -> Nanos {
+    at.saturating_add_signed(by)
+}
+
 /// Which part of CPU time counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CpuPart {

@@ -204,7 +204,8 @@ impl PosixTimer {
         s.queued = false;
     }
 
-    fn clock(&self) -> Clock {
+    /// Its clock.
+    pub fn clock(&self) -> Clock {
         self.state.lock().schedule.clock.clone()
     }
 

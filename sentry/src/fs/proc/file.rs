@@ -37,6 +37,7 @@ impl TextFile {
         let reader = task.map(|t| Reader {
             uts: t.uts(),
             pid_namespace: t.pid_namespace().clone(),
+            boottime_offset: t.time_offsets().boottime,
             ipc: t.nsproxy().ok().map(|n| n.ipc.clone()),
             opener: opener.clone(),
         });

@@ -73,6 +73,8 @@ pub(crate) struct Reader {
     pub(crate) uts: Arc<UtsNamespace>,
     pub(crate) pid_namespace: Arc<PidNamespace>,
     pub(crate) ipc: Option<Arc<IpcNamespace>>,
+    /// How far its CLOCK_BOOTTIME is from the machine's.
+    pub(crate) boottime_offset: i64,
     /// Who opened the file.
     pub(crate) opener: Arc<Credentials>,
 }
@@ -99,6 +101,11 @@ impl Cx {
     /// Whether the subject is a single thread of `task/`.
     pub(crate) fn single(&self) -> bool {
         matches!(self.scope, Scope::Thread(_))
+    }
+
+    /// How far the reader's CLOCK_BOOTTIME is from the machine's.
+    pub(crate) fn boottime_offset(&self) -> i64 {
+        self.reader.as_ref().map_or(0, |r| r.boottime_offset)
     }
 
     /// The user namespace whose ids a text shows: that of whoever opened the file.

@@ -77,6 +77,7 @@ macro_rules! rows {
             setting("loginuid", 0o644, |_| Ok(b"4294967295".to_vec()), |_, _, _| Err(Errno::EPERM)),
             text("sessionid", 0o444, |_| Ok(b"4294967295".to_vec())),
             guarded("io", 0o400, io),
+            setting("timens_offsets", 0o644, user_ns::time_offsets, user_ns::set_time_offsets),
             setting("uid_map", 0o644, user_ns::uid_map, user_ns::set_uid_map),
             setting("gid_map", 0o644, user_ns::gid_map, user_ns::set_gid_map),
             setting("projid_map", 0o644, user_ns::projid_map, user_ns::set_projid_map),

@@ -68,7 +68,7 @@ pub(super) fn stat(cx: &Cx) -> Result<Vec<u8>> {
     let start_brk = space.as_ref().map_or(0, |s| s.brk_range().0);
     let start_time = if cx.single() { task.start_time.load(Ordering::Relaxed) } else { group.start_time };
     // Times count from the sandbox's own boot.
-    let start_time = start_time.saturating_sub(cx.kernel().started);
+    let start_time = start_time.saturating_sub(cx.kernel().started).saturating_add_signed(cx.boottime_offset());
     let exit_code = 0;
     let mut out = format!("{} (", cx.number(&task.pid())).into_bytes();
     out.extend_from_slice(&task.comm_str());

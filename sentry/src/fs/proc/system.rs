@@ -136,6 +136,7 @@ fn uptime(cx: &Cx) -> Result<Vec<u8>> {
     let now = up(cx);
     let busy: u64 = (0..sched.cpus()).map(|cpu| sched.cpu_times(cpu)).map(|(u, s)| u + s).sum();
     let idle = (now * sched.cpus() as u64).saturating_sub(busy);
+    let now = now.saturating_add_signed(cx.boottime_offset());
     let show = |ns: u64| format!("{}.{:02}", ns / 1_000_000_000, ns / TICK % 100);
     Ok(format!("{} {}\n", show(now), show(idle)).into_bytes())
 }
