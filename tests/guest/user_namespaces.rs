@@ -159,11 +159,12 @@ fn bad_maps() {
     ] {
         assert_eq!(put(&path, bad), Err(libc::EINVAL), "{bad:?}");
     }
-    let many: String = (0..341).map(|i| format!("{} {} 1\n", 2 * i, 2 * i)).collect();
+    let lines = |n: u32| (0..n).map(|i| format!("{} {} 1", 2 * i, 2 * i)).collect::<Vec<_>>().join("\n");
+    let many = lines(341);
     assert_eq!(put(&path, &many), Err(libc::EINVAL));
     assert_eq!(put(&path, &" ".repeat(5000)), Err(libc::EINVAL));
     assert_eq!(read_to_string(&path).unwrap(), "");
-    let most: String = (0..200).map(|i| format!("{} {} 1\n", 2 * i, 2 * i)).collect();
+    let most = lines(200);
     put(&path, &most).unwrap();
     assert_eq!(read_to_string(&path).unwrap().lines().count(), 200);
     for bad in ["", "x", "allowed", "deny deny", "denydeny"] {
