@@ -157,7 +157,7 @@ impl Model {
         }
     }
 
-    fn write(&self, w: &mut World, at: u64, value: u64) {
+    fn write(w: &mut World, at: u64, value: u64) {
         assert_eq!(at - at % PAGE_SIZE, REQUEST_PAGE, "the stub writes {at:#x}");
         if let Some(word) = w.words.get_mut(Model::kept((at % PAGE_SIZE / 8) as usize)) {
             *word = value;
@@ -210,11 +210,11 @@ impl Model {
         }
     }
 
-    fn store(&self, w: &mut World, i: &Instruction, n: u32, value: u64) {
+    fn store(w: &mut World, i: &Instruction, n: u32, value: u64) {
         match i.op_kind(n) {
             OpKind::Memory => {
                 let at = Model::address(w, i);
-                self.write(w, at, value);
+                Model::write(w, at, value);
             }
             _ => Model::set(w, i.op_register(n), value),
         }
@@ -235,16 +235,16 @@ impl Model {
             Mnemonic::Mov if i.op0_register() == Register::R11D && i.op1_kind() != OpKind::Register => w.r11 = PATIENCE,
             Mnemonic::Mov | Mnemonic::Movzx => {
                 let value = self.operand(w, i, 1);
-                self.store(w, i, 0, value);
+                Model::store(w, i, 0, value);
             }
             Mnemonic::Lea => {
                 let value = Model::address(w, i);
-                self.store(w, i, 0, value);
+                Model::store(w, i, 0, value);
             }
             Mnemonic::Xchg => {
                 let (a, b) = (self.operand(w, i, 0), self.operand(w, i, 1));
-                self.store(w, i, 0, b);
-                self.store(w, i, 1, a);
+                Model::store(w, i, 0, b);
+                Model::store(w, i, 1, a);
             }
             Mnemonic::Jrcxz if w.rcx == 0 => w.rip = i.near_branch_target(),
             Mnemonic::Jrcxz => {}
@@ -254,12 +254,12 @@ impl Model {
             Mnemonic::Pushfq => {
                 w.rsp -= 8;
                 let at = w.rsp;
-                self.write(w, at, FLAGS);
+                Model::write(w, at, FLAGS);
             }
             Mnemonic::Pop => {
                 let value = self.read(w, w.rsp);
                 w.rsp += 8;
-                self.store(w, i, 0, value);
+                Model::store(w, i, 0, value);
             }
             Mnemonic::Out => w.worker = Worker::Stopped { by_out: true },
             m => panic!("the model does not know {m:?}"),
