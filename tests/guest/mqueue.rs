@@ -29,7 +29,7 @@ fn attr(messages: i64, size: i64) -> libc::mq_attr {
 }
 
 fn open(name: &CString, flags: i32, attr: Option<&libc::mq_attr>) -> Result<i32, i32> {
-    let attr = attr.map_or(std::ptr::null(), |a| std::ptr::from_ref(a));
+    let attr = attr.map_or(std::ptr::null(), std::ptr::from_ref);
     ok(unsafe { libc::mq_open(name.as_ptr(), flags, 0o600, attr) }).map(|fd| fd as i32)
 }
 
@@ -208,7 +208,7 @@ fn event(kind: i32, value: i32) -> libc::sigevent {
 }
 
 fn notify(fd: i32, event: Option<&libc::sigevent>) -> Result<i64, i32> {
-    ok(unsafe { libc::mq_notify(fd, event.map_or(std::ptr::null(), |e| std::ptr::from_ref(e))) })
+    ok(unsafe { libc::mq_notify(fd, event.map_or(std::ptr::null(), std::ptr::from_ref)) })
 }
 
 fn notify_signal() {
