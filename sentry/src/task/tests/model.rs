@@ -436,8 +436,8 @@ impl Model {
             SIGKILL if acts => self.decide(to, signal),
             SIGTERM if acts => {
                 let target = self.groups.get_mut(&to).expect("a target");
-                target.fatal.insert(signal);
-                if target.live > 0 && !target.maybe_stopped {
+                // One that is pending already is not generated again.
+                if target.fatal.insert(signal) && target.live > 0 && !target.maybe_stopped {
                     self.decide(to, signal);
                 }
             }
