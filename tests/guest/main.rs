@@ -97,6 +97,8 @@ fn main() {
     }
     if let Some((_, case)) = cases.find(|(n, _)| *n == name) {
         if std::env::args().nth(2).is_some_and(|how| how == "rounds") { crowds::rounds(*case) } else { case() }
+    } else if let Some((_, case)) = crowds::DRIVEN.iter().find(|(n, _)| *n == name) {
+        case();
     } else if let Some((_, case)) = hungry::HUNGRY.iter().find(|(n, _)| *n == name) {
         hungry::judge(*case);
     } else {
