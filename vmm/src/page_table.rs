@@ -560,7 +560,8 @@ impl GuestSpace for KvmSpace {
             let regions: Vec<_> = heritage.range(first..last).filter(|(_, h)| !sole(h)).map(|(r, _)| *r).collect();
             regions.into_iter().filter_map(|r| heritage.remove(&r).map(|h| (r, h))).collect()
         };
-        let mut stale = Stale::default();
+        // Held until no translation is left: the last to let go of them releases frames.
+        let (mut stale, mut held) = (Stale::default(), Vec::new());
         for (r, heritage) in taken {
             let va = r * span(1);
             let Some(directory) = self.directory(va) else { continue };
@@ -584,10 +585,12 @@ impl GuestSpace for KvmSpace {
                         }
                     }
                     self.memory.table_write(directory, i, pte::table(table));
+                    held.push(snapshot);
                 }
             }
         }
         stale.flush(&self.memory);
+        drop(held);
         gone
     }
 

@@ -7,10 +7,26 @@ use super::proc::ProcFs;
 use super::pts::DevPts;
 use super::sys::SysFs;
 use super::tmpfs::{TmpFs, TmpfsOptions};
+use crate::ns::Owner;
+use crate::ns::user::Caps;
 use crate::ns::user_namespace::IdKind;
 use crate::task::Task;
 use crate::vfs::FileSystem;
 use crate::{Errno, Result};
+
+/// Whether `task` may mount a file system of type `kind` that shows a namespace: only with power over that. EPERM.
+pub fn may_show(task: &Task, kind: &[u8]) -> Result<()> {
+    let own = task.credentials();
+    let power = |owner: &Owner| own.has_in(&owner.user_ns, Caps::SYS_ADMIN);
+    let may = match kind {
+        b"proc" => power(&task.pid_namespace().owner),
+        b"sysfs" => power(&task.net().owner),
+        b"mqueue" => power(&task.nsproxy()?.ipc.owner),
+        b"devtmpfs" => own.has(Caps::SYS_ADMIN),
+        _ => true,
+    };
+    if may { Ok(()) } else { Err(Errno::EPERM) }
+}
 
 /// A new file system of type `kind` with the options of mount(2)'s `data`. ENODEV for a type that the sandbox has not, EINVAL
 /// for an option that the type does not know.

@@ -65,6 +65,8 @@ pub struct Loaded {
     pub credentials: Credentials,
     /// Whether it runs as somebody other than its caller (AT_SECURE).
     pub secure: bool,
+    /// Whether it was traced, when that was decided, by somebody who cannot trace everything.
+    pub watched: bool,
 }
 
 /// The owner and group that the set-id bits of `file` ask for, where they count (execve(2)).
@@ -251,7 +253,7 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
         (image.arg_start, image.arg_end) = laid.args;
         (image.env_start, image.env_end) = laid.env;
         image.auxv.clone_from(&laid.auxv);
-        image.dumpable = u8::from(!secure);
+        image.user_ns = Some(program.credentials.user_ns.clone());
         image.vdso = vdso.unwrap_or(0);
     });
     space.set_exe(Some(file.clone()));
@@ -271,6 +273,7 @@ pub fn load_program(mut program: Program<'_>) -> Result<Loaded> {
         comm: name.iter().copied().take(15).collect(),
         credentials: c,
         secure,
+        watched: program.watched,
     })
 }
 

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use super::AddressSpace;
 use super::space::MappedFile;
+use crate::ns::user_namespace::UserNamespace;
 
 /// The places that /proc/PID/stat, auxv, cmdline and environ show and PR_SET_MM changes.
 #[derive(Clone, Default)]
@@ -21,8 +22,9 @@ pub struct ImageInfo {
     pub auxv: Vec<u64>,
     /// /proc/PID/exe.
     pub exe: Option<Arc<dyn MappedFile>>,
-    /// PR_SET_DUMPABLE: 0 no, 1 yes, 2 by root only.
-    pub dumpable: u8,
+    /// The user namespace in which it was executed; None stands for the initial one. Whoever enters another keeps what it has read
+    /// until then.
+    pub user_ns: Option<Arc<UserNamespace>>,
     /// The system call return point in the vDSO that signal frames may use, 0 without one.
     pub vdso: u64,
 }
@@ -49,8 +51,8 @@ impl AddressSpace {
         drop(old);
     }
 
-    /// PR_GET_DUMPABLE.
-    pub fn dumpable(&self) -> u8 {
-        self.image.lock().dumpable
+    /// The user namespace in which its program was executed.
+    pub fn user_ns(&self) -> Arc<UserNamespace> {
+        self.image.lock().user_ns.clone().unwrap_or_else(|| UserNamespace::initial().clone())
     }
 }

@@ -236,6 +236,10 @@ impl SemSet {
         let most = ops.iter().map(|op| usize::from(op.number)).max().unwrap_or(0);
         let alters = ops.iter().any(|op| op.op != 0);
         let undo = undo.filter(|_| ops.iter().any(|op| u32::from(op.flags) & SEM_UNDO != 0));
+        if let Some(list) = undo {
+            // Whatever comes of it: what the set keeps for the list goes with the list.
+            list.touches(self);
+        }
         let woken = {
             let mut inner = self.inner.lock();
             if inner.removed {
@@ -268,18 +272,11 @@ impl SemSet {
                         _charge: charge,
                     };
                     inner.pending.insert(turn, pending);
-                    drop(inner);
-                    if let Some(list) = undo {
-                        list.touches(self);
-                    }
                     return Ok(Begun::Waits(Waiting { set: self.clone(), turn, waiter }));
                 }
             }
         };
         wake(woken);
-        if let Some(list) = undo {
-            list.touches(self);
-        }
         Ok(Begun::Done)
     }
 

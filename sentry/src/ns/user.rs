@@ -157,13 +157,17 @@ impl Credentials {
         if (uid.is_some() || gid.is_some()) && changed {
             c.ambient = Caps::empty();
         }
-        if c.securebits & SECBIT_NOROOT == 0 && (c.is_root(c.euid) || c.is_root(c.uid)) {
-            c.permitted = c.inheritable | c.bounding;
-            c.effective = if c.is_root(c.euid) { c.permitted } else { c.ambient };
-        } else {
-            c.permitted = c.ambient;
-            c.effective = c.ambient;
+        let by_root = c.securebits & SECBIT_NOROOT == 0 && (c.is_root(c.euid) || c.is_root(c.uid));
+        let effective = by_root && c.is_root(c.euid);
+        c.permitted = if by_root { c.inheritable | c.bounding } else { Caps::empty() };
+        // Under no_new_privs a program has no more than its caller had (prctl(2)).
+        if c.no_new_privs && (changed || !self.permitted.contains(c.permitted)) {
+            (c.euid, c.suid, c.fsuid) = (c.uid, c.uid, c.uid);
+            (c.egid, c.sgid, c.fsgid) = (c.gid, c.gid, c.gid);
+            c.permitted &= self.permitted;
         }
+        c.permitted |= c.ambient;
+        c.effective = if effective { c.permitted } else { c.ambient };
         let grew = !c.ambient.contains(c.permitted);
         let secure = changed || (!c.is_root(c.uid) && grew);
         (c, secure)

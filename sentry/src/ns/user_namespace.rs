@@ -120,11 +120,6 @@ impl UserNamespace {
         self.owner.0
     }
 
-    /// The group of the user who made it.
-    pub fn owner_group(&self) -> u32 {
-        self.owner.1
-    }
-
     /// Whether its maker had CAP_SETFCAP.
     pub fn maker_could_setfcap(&self) -> bool {
         self.maker_could_setfcap

@@ -8,6 +8,7 @@ use super::{AF_INET, AF_INET6, AF_NETLINK, SendRequest, Socket, SocketType, msg}
 use crate::event::Events;
 use crate::lock::{Mutex, Rank};
 use crate::mm::{IoDest, IoSource};
+use crate::ns::user::Caps;
 use crate::task::Task;
 use crate::{Errno, Result};
 
@@ -154,8 +155,23 @@ fn error(request: &Request, port: u32, code: i32, original: &[u8]) -> Vec<u8> {
     Message::new(NLMSG_ERROR, 0, request.sequence, port, &body).finish()
 }
 
+/// Whether a request to bring the loopback device up, or to give it 127.0.0.1/8, asks for nothing else.
+fn asks_for_what_is(kind: u16, bytes: &[u8]) -> bool {
+    const IFF_UP: u32 = 1;
+    let word = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_ne_bytes);
+    let loopback = word(20) == Some(1);
+    if kind == RTM_NEWLINK {
+        // struct ifinfomsg: index at 4, flags at 8, which of them to change at 12.
+        return loopback && bytes.len() == 32 && word(24).is_some_and(|f| f & IFF_UP != 0) && word(28) == Some(IFF_UP);
+    }
+    // struct ifaddrmsg: family, prefix; then IFA_ADDRESS and IFA_LOCAL, of eight bytes each.
+    let attributes = bytes.get(24..).unwrap_or_default().chunks(8);
+    let ours = |a: &[u8]| matches!(a, [8, 0, 1 | 2, 0, 127, 0, 0, 1]);
+    loopback && bytes.get(16..18) == Some(&[AF_INET as u8, 8]) && attributes.len() > 0 && attributes.clone().all(ours)
+}
+
 /// The answers to one request, each a datagram.
-fn answer(request: &Request, port: u32, bytes: &[u8]) -> Vec<Vec<u8>> {
+fn answer(request: &Request, port: u32, bytes: &[u8], admin: bool) -> Vec<Vec<u8>> {
     let dump = request.flags & NLM_F_DUMP != 0;
     let done = || Message::new(NLMSG_DONE, NLM_F_MULTI, request.sequence, port, &0i32.to_ne_bytes()).finish();
     let family = bytes.get(16).copied().map_or(0, u16::from);
@@ -187,6 +203,8 @@ fn answer(request: &Request, port: u32, bytes: &[u8]) -> Vec<Vec<u8>> {
             }
         }
         16..=111 if request.kind % 4 == 2 && dump => vec![done()],
+        // The loopback device is up and has its addresses from the start: to bring it up is done already.
+        RTM_NEWLINK | RTM_NEWADDR if admin && asks_for_what_is(request.kind, bytes) => Vec::new(),
         16..=111 if request.kind % 4 != 2 => return vec![error(request, port, -Errno::EPERM.raw(), bytes)],
         _ => return vec![error(request, port, -Errno::EOPNOTSUPP.raw(), bytes)],
     };
@@ -259,6 +277,7 @@ impl Socket for NetlinkSocket {
             }
         }
         let port = self.port(task);
+        let admin = task.credentials().has_in(&task.net().owner.user_ns, Caps::NET_ADMIN);
         let bytes = take_bytes(src, len)?;
         let mut rest: &[u8] = &bytes;
         while rest.len() >= 16 {
@@ -271,7 +290,7 @@ impl Socket for NetlinkSocket {
             let header = Request { kind: short(4), flags: short(6), sequence: long(8) };
             let one = rest.get(..size).unwrap_or_default();
             if header.kind >= 16 {
-                for reply in answer(&header, port, one) {
+                for reply in answer(&header, port, one, admin) {
                     let ancillary = Ancillary { source: Some(address(0).into()), ..Ancillary::default() };
                     let mut state = self.state.lock();
                     if self.options.budget.room() == 0 {

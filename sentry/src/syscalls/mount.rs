@@ -7,7 +7,7 @@ use linux_raw_sys::general as raw;
 use super::args::{Bits, Fd, PathArg};
 use super::place;
 use super::table::Row;
-use crate::fs::kinds::new_file_system;
+use crate::fs::kinds::{may_show, new_file_system};
 use crate::ns::user::Caps;
 use crate::row;
 use crate::task::Task;
@@ -27,8 +27,10 @@ pub const ROWS: &[Row] = &[
 const MS_MGC_VAL: u32 = 0xc0ed_0000;
 const MS_MGC_MSK: u32 = 0xffff_0000;
 
-fn namespace(at: &PathRef) -> Result<Arc<MountNamespace>> {
-    at.mount.namespace().ok_or(Errno::EINVAL)
+/// The caller's mount namespace, which must be that of `at`: a descriptor or /proc/PID/root may lead into another. EINVAL.
+fn namespace(task: &Task, at: &PathRef) -> Result<Arc<MountNamespace>> {
+    let own = task.nsproxy()?.mnt.clone();
+    at.mount.namespace().filter(|ns| own.is_some_and(|own| Arc::ptr_eq(&own, ns))).ok_or(Errno::EINVAL)
 }
 
 fn require_admin(task: &Task) -> Result<()> {
@@ -68,7 +70,7 @@ fn mount(
     let target = task.space()?.read_path(target.0)?;
     let at = resolve(task, &target, true)?;
     require_admin(task)?;
-    let ns = namespace(&at)?;
+    let ns = namespace(task, &at)?;
     let wanted = MountFlags::from_bits_truncate(flags);
     let kinds = raw::MS_SHARED | raw::MS_PRIVATE | raw::MS_SLAVE | raw::MS_UNBINDABLE;
     if flags & raw::MS_REMOUNT != 0 {
@@ -87,6 +89,10 @@ fn mount(
     if flags & raw::MS_BIND != 0 {
         let source = source.filter(|s| !s.is_empty()).ok_or(Errno::EINVAL)?;
         let from = resolve(task, &source, true)?;
+        // What hangs in no namespace (the files of namespaces) may be bound as well.
+        if from.mount.namespace().is_some_and(|other| !Arc::ptr_eq(&other, &ns)) {
+            return Err(Errno::EINVAL);
+        }
         ns.bind(&from, &at, flags & raw::MS_REC != 0)?;
         return Ok(0);
     }
@@ -104,6 +110,7 @@ fn mount(
         return Ok(0);
     }
     let fstype = fstype.ok_or(Errno::EINVAL)?;
+    may_show(task, &fstype)?;
     let source = source.unwrap_or_else(|| b"none".to_vec());
     // One instance serves all mounts of these; /proc belongs to the caller's PID namespace, a devpts to its mount.
     let shared = [&b"sysfs"[..], b"devtmpfs"].contains(&fstype.as_slice());
@@ -128,7 +135,7 @@ fn umount2(task: &Arc<Task>, target: PathArg, flags: Bits) -> Result<u64> {
     let path = task.space()?.read_path(target.0)?;
     let at = resolve(task, &path, flags & UMOUNT_NOFOLLOW == 0)?;
     require_admin(task)?;
-    namespace(&at)?.unmount(at, flags & MNT_DETACH != 0)?;
+    namespace(task, &at)?.unmount(at, flags & MNT_DETACH != 0)?;
     Ok(0)
 }
 
@@ -142,7 +149,8 @@ fn pivot_root(task: &Arc<Task>, new_root: PathArg, put_old: PathArg) -> Result<u
     let old = resolve(task, &old_path, true)?;
     old.require_dir()?;
     let was = task.fs().get().root;
-    namespace(&new)?.pivot_root(&new, &old)?;
+    namespace(task, &old)?;
+    namespace(task, &new)?.pivot_root(&new, &old)?;
     // Whoever had the old root as root or working directory gets the new one (here: the caller; a sandbox's tree is built
     // by one process).
     task.fs().change(|fs| {

@@ -8,6 +8,7 @@ use super::{Task, exit, ptrace};
 use crate::event::Events;
 use crate::loader::{self, LoadRequest, Loaded};
 use crate::mm::Tenancy;
+use crate::ns::user::Caps;
 use crate::signal::Signal;
 use crate::vfs::File;
 use crate::{Errno, Result};
@@ -114,6 +115,28 @@ fn take_leadership(task: &Arc<Task>) {
 /// Puts the loaded program in place. Nothing here can fail.
 pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     let group = task.group();
+    let new = loaded.credentials;
+    // A program that runs as somebody else is not its caller's to look into, nor tied to its caller's parent. Who it is comes before its
+    // memory, so that nobody is asked about the one and shown the other.
+    let dumpable = new.euid == new.uid && new.egid == new.gid && !loaded.secure;
+    if !dumpable {
+        group.dumpable.store(0, Ordering::Relaxed);
+    }
+    // Never fails: the closure does not.
+    let _ = task.change_credentials(|c| {
+        *c = new;
+        Ok(())
+    });
+    if loaded.secure && !loaded.watched {
+        let user_ns = task.credentials().user_ns.clone();
+        let kinship = task.kernel().kinship();
+        let late = task.tracing.tracer().is_some_and(|t| !t.credentials().has_in(&user_ns, Caps::SYS_PTRACE));
+        drop(kinship);
+        if late {
+            // It began to be traced after its ids were decided, by somebody whom they would not have been given to.
+            crate::signal::send::force_fatal(task, Signal::SIGKILL);
+        }
+    }
     if let Ok(old) = task.space() {
         task.sched.clock.saw_rss(old.sizes().1 / 1024);
     }
@@ -149,16 +172,8 @@ pub(super) fn commit(task: &Arc<Task>, loaded: Loaded) {
     } else {
         task.files().close_cloexec();
     }
-    let new = loaded.credentials;
-    // A program that runs as somebody else is not its caller's to look into, nor tied to its caller's parent.
-    let dumpable = new.euid == new.uid && new.egid == new.gid && !loaded.secure;
     group.dumpable.store(i32::from(dumpable), Ordering::Relaxed);
     if loaded.secure {
         task.pdeath_signal.store(0, Ordering::Relaxed);
     }
-    // Never fails: the closure does not.
-    let _ = task.change_credentials(|c| {
-        *c = new;
-        Ok(())
-    });
 }

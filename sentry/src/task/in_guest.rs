@@ -1,6 +1,7 @@
 //! Which task is in the guest on which CPU, for whoever serves its calls there, and whose answers the guest there may give. Owns that
 //! record only.
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use super::Task;
 use super::answers::{self, CALLS, YIELD};
@@ -32,12 +33,13 @@ impl InGuest {
     pub fn enter(&self, cpu: usize, task: &Arc<Task>) {
         let Some(place) = self.0.get(cpu) else { return };
         let kernel = task.kernel();
-        let versions = answers::versions(task);
         let shown = {
             let mut p = place.lock();
             p.task = Some(task.clone());
             p.shown
         };
+        // Looked at once the task is in its place: whoever changes something later finds it there.
+        let versions = answers::versions(task);
         if versions != shown {
             let values = versions.map(|_| answers::answers(task));
             let mut p = place.lock();
@@ -50,6 +52,8 @@ impl InGuest {
         }
         // Whoever queues a task takes this answer back after it shows in the length of the queue.
         kernel.platform.set_answer(cpu, YIELD as u16, versions.map(|_| 0));
+        // The store is seen before the look, or both might miss each other.
+        fence(Ordering::SeqCst);
         if kernel.sched.somebody_waits() {
             kernel.platform.set_answer(cpu, YIELD as u16, None);
         }

@@ -1,6 +1,7 @@
 //! The namespaces of a task besides its own PID namespace (namespaces(7)): the CLONE_NEW* flags, unshare(2), setns(2). Owns which
 //! a task is in and the rules for changing that; never what a namespace holds.
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::clone::flag::*;
 use super::{PidNamespace, Task, user_namespace};
@@ -287,6 +288,13 @@ impl Task {
         self.enter_time(&time);
         if Arc::ptr_eq(&entered, &credentials.user_ns) {
             return Ok(());
+        }
+        // It may know what those inside must not: from its program, or from whoever sent it there.
+        if entered.owner() != credentials.euid
+            || !entered.parent().is_some_and(|p| Arc::ptr_eq(p, &credentials.user_ns))
+        {
+            self.group().dumpable.store(0, Ordering::Relaxed);
+            self.pdeath_signal.store(0, Ordering::Relaxed);
         }
         self.change_credentials(|c| {
             c.enter_user_namespace(&entered);

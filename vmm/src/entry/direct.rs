@@ -30,6 +30,7 @@ const SHORT: usize = 127;
 /// Numbers of calls are below.
 const NUMBERS: u32 = 512;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const RT_SIGRETURN: u64 = 15;
 
 /// What a trampoline stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +127,8 @@ pub fn target(at: u64, code: &[u8]) -> Option<u64> {
 fn plan(page: &[u8], base: u64, after: u64, number: u64, at: u64) -> Option<DirectCall> {
     let end = usize::try_from(after.checked_sub(base)?).ok()?;
     let start = end.checked_sub(SYSCALL.len())?;
-    if page.get(start..end)? != SYSCALL {
+    // By the bytes of the call of rt_sigreturn(2) unwinders know a signal frame.
+    if page.get(start..end)? != SYSCALL || number == RT_SIGRETURN {
         return None;
     }
     by_number(page, base, start, number, at).or_else(|| by_call(page, base, start, at))

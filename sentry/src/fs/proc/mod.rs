@@ -27,7 +27,7 @@ use crate::ns::ipc::IpcNamespace;
 use crate::ns::user::Credentials;
 use crate::ns::user_namespace::UserNamespace;
 use crate::ns::uts::UtsNamespace;
-use crate::task::{Pid, PidNamespace, Task, ThreadGroup};
+use crate::task::{Pid, PidNamespace, Task, ThreadGroup, access};
 use crate::vfs::file::Caller;
 use crate::vfs::{File, FileSystem, Inode, Mount};
 use crate::{Errno, Result};
@@ -168,18 +168,8 @@ pub fn process_of(file: &File) -> Option<Arc<Pid>> {
 /// Whether `caller` may look into `task` as ptrace(2)'s PTRACE_MODE_READ allows. EACCES.
 pub(crate) fn may_inspect(caller: &dyn Caller, task: &Task) -> Result<()> {
     let by = caller.credentials();
-    if caller.as_any().downcast_ref::<Task>().is_some_and(|c| Arc::ptr_eq(c.group(), task.group())) {
-        return Ok(());
-    }
-    let of = task.credentials();
-    if by.has_in(&of.user_ns, crate::ns::user::Caps::SYS_PTRACE) {
-        return Ok(());
-    }
-    let inside = Arc::ptr_eq(&by.user_ns, &of.user_ns);
-    let same = [of.euid, of.suid, of.uid].iter().all(|&u| u == by.fsuid)
-        && [of.egid, of.sgid, of.gid].iter().all(|&g| g == by.fsgid);
-    let dumpable = task.space().map_or(1, |s| s.dumpable()) == 1;
-    if same && dumpable && inside && by.permitted.contains(of.permitted) { Ok(()) } else { Err(Errno::EACCES) }
+    let who = caller.as_any().downcast_ref::<Task>();
+    access::permitted(who, &by, (by.fsuid, by.fsgid), task).map_err(|_| Errno::EACCES)
 }
 
 /// A row of a directory: a name and what it is.

@@ -1,6 +1,7 @@
 //! Inodes of /proc: fixed rows and the directories that change by themselves.
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use guest_abi::types::Stat;
 
@@ -144,7 +145,7 @@ impl Inode for Node {
             let task = self.cx.task()?;
             let credentials = task.credentials();
             // What must not be dumped is root's, except the directory itself, as in Linux.
-            let open = task.space().map_or(1, |s| s.dumpable()) == 1 || mode == 0o555 && self.row.name.is_empty();
+            let open = task.group().dumpable.load(Ordering::Relaxed) == 1 || mode == 0o555 && self.row.name.is_empty();
             if open { (credentials.euid, credentials.egid) } else { (0, 0) }
         };
         Ok(Stat {
@@ -302,8 +303,10 @@ impl Inode for Node {
             What::FdInfo => Ok(OpenResult::Ops(Arc::new(TextFile::new(self, caller.credentials())))),
             What::Mem => {
                 let task = self.cx.task()?;
+                // Before the question: execve(2) changes who it is first, then its memory.
+                let space = task.space().ok();
                 may_inspect(caller, &task)?;
-                Ok(OpenResult::Ops(Arc::new(MemFile::new(task.space().ok()))))
+                Ok(OpenResult::Ops(Arc::new(MemFile::new(space))))
             }
             _ => Err(Errno::ELOOP),
         }

@@ -37,8 +37,8 @@ pub struct Line {
     pub termios: Termios,
     /// Input that may be read.
     ready: VecDeque<u8>,
-    /// In canonical mode: lengths of the lines in `ready`.
-    marks: VecDeque<usize>,
+    /// In canonical mode: lengths of the lines in `ready`, and whether the end-of-file character ended them.
+    marks: VecDeque<(usize, bool)>,
     /// The line being edited.
     pub(super) editing: Vec<u8>,
     pub(super) literal_next: bool,
@@ -71,7 +71,7 @@ impl Line {
 
     /// Bytes for FIONREAD.
     pub fn input_len(&self) -> usize {
-        if self.termios.l(lflag::ICANON) { self.marks.iter().sum() } else { self.ready.len() }
+        if self.termios.l(lflag::ICANON) { self.marks.iter().map(|&(len, _)| len).sum() } else { self.ready.len() }
     }
 
     /// Moves output to `out`, at most `max` bytes.
@@ -202,7 +202,7 @@ impl Line {
     fn end_line(&mut self, end: Option<u8>) {
         self.editing.extend(end);
         let line = core::mem::take(&mut self.editing);
-        self.marks.push_back(line.len());
+        self.marks.push_back((line.len(), end.is_none()));
         self.ready.extend(line);
         self.line_column = self.column;
     }
@@ -327,7 +327,7 @@ impl Line {
     /// What a reader of at most `max` bytes may have. `min` is the least that will do in raw mode.
     pub fn readable(&self, max: usize, min: usize) -> Readable {
         if self.termios.l(lflag::ICANON) {
-            return self.marks.front().map_or(Readable::Wait, |&len| Readable::Bytes(len.min(max)));
+            return self.marks.front().map_or(Readable::Wait, |&(len, _)| Readable::Bytes(len.min(max)));
         }
         if self.ready.is_empty() || self.ready.len() < min.min(max) {
             return Readable::Wait;
@@ -344,7 +344,7 @@ impl Line {
     pub fn take_input(&mut self, n: usize) -> Vec<u8> {
         let bytes = self.ready.drain(..n.min(self.ready.len())).collect();
         if self.termios.l(lflag::ICANON)
-            && let Some(first) = self.marks.front_mut()
+            && let Some((first, _)) = self.marks.front_mut()
         {
             *first = first.saturating_sub(n);
             if *first == 0 {
@@ -359,11 +359,15 @@ impl Line {
         let old = core::mem::replace(&mut self.termios, new);
         let (was, is) = (old.l(lflag::ICANON), new.l(lflag::ICANON));
         if was && !is {
-            let line = core::mem::take(&mut self.editing);
-            self.ready.extend(line);
-            self.marks.clear();
+            // An end of file that nobody has read is a byte 0 from now on, as in Linux (__DISABLED_CHAR).
+            for (len, eof) in core::mem::take(&mut self.marks) {
+                let line: Vec<u8> = self.ready.drain(..len.min(self.ready.len())).collect();
+                self.ready.extend(line);
+                self.ready.extend(eof.then_some(0));
+            }
+            self.ready.extend(core::mem::take(&mut self.editing));
         } else if !was && is && !self.ready.is_empty() {
-            self.marks.push_back(self.ready.len());
+            self.marks.push_back((self.ready.len(), false));
         }
         if !new.i(iflag::IXON) && self.stopped {
             self.set_stopped(false);

@@ -64,8 +64,9 @@ pub fn attach(task: &Arc<Task>, target: &Arc<Task>, seize: Option<u32>) -> Resul
     if Arc::ptr_eq(task.group(), target.group()) {
         return Err(Errno::EPERM);
     }
-    may_inspect(task, target)?;
     let kinship = task.kernel().kinship();
+    // Under the lock, so that execve(2) finds either the tracer or itself asked about its new ids.
+    may_inspect(task, target)?;
     if target.is_dead() || target.space().is_err() || target.tracing.is_traced() {
         return Err(Errno::EPERM);
     }
