@@ -204,7 +204,11 @@ fn answer(request: &Request, port: u32, bytes: &[u8], admin: bool) -> Vec<Vec<u8
         }
         16..=111 if request.kind % 4 == 2 && dump => vec![done()],
         // The loopback device is up and has its addresses from the start: to bring it up is done already.
-        RTM_NEWLINK | RTM_NEWADDR if admin && asks_for_what_is(request.kind, bytes) => Vec::new(),
+        RTM_NEWLINK | RTM_NEWADDR if admin && asks_for_what_is(request.kind, bytes) => {
+            // Of such a request NLM_F_EXCL is a bit of what NLM_F_DUMP is for others.
+            let told = (request.flags & NLM_F_ACK != 0).then(|| error(request, port, 0, bytes));
+            return told.into_iter().collect();
+        }
         16..=111 if request.kind % 4 != 2 => return vec![error(request, port, -Errno::EPERM.raw(), bytes)],
         _ => return vec![error(request, port, -Errno::EOPNOTSUPP.raw(), bytes)],
     };
