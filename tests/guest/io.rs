@@ -424,6 +424,14 @@ fn pty() {
         let mut got: libc::winsize = std::mem::zeroed();
         assert_eq!(libc::ioctl(slave, libc::TIOCGWINSZ, &raw mut got), 0);
         assert_eq!((got.ws_row, got.ws_col), (11, 22));
+        // An end of file that nobody has read is a byte 0 for who reads without lines.
+        assert_eq!(libc::write(master, b"ab\x04".as_ptr().cast(), 3), 3);
+        let mut termios: libc::termios = std::mem::zeroed();
+        assert_eq!(libc::tcgetattr(slave, &raw mut termios), 0);
+        libc::cfmakeraw(&raw mut termios);
+        assert_eq!(libc::tcsetattr(slave, libc::TCSANOW, &raw const termios), 0);
+        let n = libc::read(slave, buf.as_mut_ptr().cast(), 64);
+        assert_eq!(&buf[..n as usize], b"ab\0");
     }
 }
 

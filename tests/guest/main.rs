@@ -13,6 +13,7 @@ mod direct;
 mod exec_exit;
 mod files;
 mod forks;
+mod guarded;
 mod hello;
 mod hostile;
 mod hungry;
@@ -48,6 +49,7 @@ type Case = (&'static str, fn());
 /// All cases, by area.
 const AREAS: &[&[Case]] = &[
     hello::CASES,
+    guarded::CASES,
     memory::CASES,
     forks::CASES,
     process::CASES,
