@@ -36,7 +36,7 @@ pub const ROWS: &[Row] = &[
     row!(243, mq_timedreceive(mqdes: Fd, msg_ptr: UserAddr, msg_len: u64, msg_prio: UserPtr<u32>, abs_timeout: UserPtr<Timespec>),
         slow mq_timedreceive, Full),
     row!(244, mq_notify(mqdes: Fd, sevp: UserPtr<SigEvent>), fast mq_notify, Partial,
-        "a registration ends with the process or its last descriptor, not with the first one it closes"),
+        "a registration ends with the process, not when it closes the queue"),
     row!(245, mq_getsetattr(mqdes: Fd, newattr: UserAddr, oldattr: UserAddr), fast mq_getsetattr, Full),
 ];
 
