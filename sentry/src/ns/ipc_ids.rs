@@ -5,7 +5,13 @@ use std::sync::Arc;
 
 use super::user::{Caps, Credentials};
 use super::user_namespace::UserNamespace;
+use crate::platform::Platform;
 use crate::{Errno, Result};
+
+/// CLOCK_REALTIME in seconds, for the times that objects keep.
+pub(crate) fn seconds(platform: &dyn Platform) -> i64 {
+    i64::try_from(platform.realtime() / 1_000_000_000).unwrap_or(i64::MAX)
+}
 
 /// The key that names nothing.
 pub const IPC_PRIVATE: i32 = 0;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::ipc_ids::{Actor, IPC_NOWAIT, Ids, MOST, Perm};
+use super::ipc_ids::{Actor, IPC_NOWAIT, Ids, MOST, Perm, seconds};
 use crate::event::{Events, WaitQueue};
 use crate::lock::{Mutex, Rank};
 use crate::mm::Charge;
@@ -194,11 +194,6 @@ impl Inner {
         }
         Ok(())
     }
-}
-
-/// CLOCK_REALTIME in seconds.
-fn seconds(platform: &dyn Platform) -> i64 {
-    i64::try_from(platform.realtime() / 1_000_000_000).unwrap_or(i64::MAX)
 }
 
 fn wake(woken: Vec<Arc<Waiter>>) {

@@ -13,6 +13,7 @@ use super::time::SigEvent;
 use crate::event::{Events, WaitEnd};
 use crate::fs::mqueue::{MqFile, allowed};
 use crate::ns::ipc::IpcNamespace;
+use crate::ns::ipc_ids::seconds;
 use crate::ns::mq::{MqQueue, NewQueue, Notified, PRIO_MAX};
 use crate::ns::user::{Caps, Credentials};
 use crate::ns::user_namespace::UserNamespace;
@@ -42,10 +43,6 @@ pub const ROWS: &[Row] = &[
 
 /// struct mq_attr: mq_flags, mq_maxmsg, mq_msgsize, mq_curmsgs, and four words that are reserved.
 type Attr = [i64; 8];
-
-fn seconds(task: &Task) -> i64 {
-    i64::try_from(task.kernel().platform.realtime() / 1_000_000_000).unwrap_or(i64::MAX)
-}
 
 fn namespace(task: &Task) -> Result<Arc<IpcNamespace>> {
     Ok(task.nsproxy()?.ipc.clone())
@@ -107,7 +104,7 @@ fn mq_open(task: &Arc<Task>, name: PathArg, oflag: Bits, mode: u32, attr: UserAd
             mode: mode & 0o7777 & !task.fs().get().umask,
             attr: attr.map(|a| (wanted(a[1]), wanted(a[2]))),
             limit: allowed(task),
-            now: seconds(task),
+            now: seconds(&*task.kernel().platform),
         };
         match ipc.mq.create(&task.kernel().platform, &name, &new, &credentials) {
             // Somebody was faster.
@@ -178,7 +175,7 @@ async fn mq_timedsend(
     let room = crate::mm::Charge::new(&task.kernel().platform, crate::platform::KernelMemory::Buffer, len)?;
     let mut text = vec![0; len];
     task.space()?.read_bytes(at, &mut text)?;
-    let send = || queue.send(&text, priority, seconds(task), &**task as &dyn Any);
+    let send = || queue.send(&text, priority, seconds(&*task.kernel().platform), &**task as &dyn Any);
     if send()? {
         return Ok(0);
     }
@@ -220,13 +217,13 @@ async fn mq_timedreceive(
     if usize::try_from(len).is_ok_and(|n| n < queue.size) {
         return Err(Errno::EMSGSIZE);
     }
-    let (text, kind) = match queue.receive(seconds(task)) {
+    let (text, kind) = match queue.receive(seconds(&*task.kernel().platform)) {
         Some(message) => message,
         None if file.nonblocking() => return Err(Errno::EAGAIN),
         None => {
             queue.waits(true);
             let _receiver = Receiver(&queue);
-            let attempt = || queue.receive(seconds(task)).map(Ok);
+            let attempt = || queue.receive(seconds(&*task.kernel().platform)).map(Ok);
             ended(task.wait(vec![(queue.events.clone(), Events::IN)], deadline, attempt).await)?
         }
     };

@@ -8,7 +8,7 @@ use guest_abi::{UserAddr, UserPtr};
 use super::table::Row;
 use crate::event::{Events, WaitEnd};
 use crate::ns::ipc::IpcNamespace;
-use crate::ns::ipc_ids::{Actor, IPC_NOWAIT, MOST, Perm};
+use crate::ns::ipc_ids::{Actor, IPC_NOWAIT, MOST, Perm, seconds};
 use crate::ns::msg::{Message, MsgQueue, MsgStat, Wanted};
 use crate::ns::sem::{Begun, SEMMNS, SEMMSL, SEMOPM, SEMVMX, SemOp, SemStat};
 use crate::row;
@@ -37,7 +37,7 @@ const IPC_INFO: i32 = 3;
 fn with<R>(task: &Task, f: impl FnOnce(&IpcNamespace, &Actor<'_>) -> Result<R>) -> Result<R> {
     let ipc = task.nsproxy()?.ipc.clone();
     let credentials = task.credentials();
-    let now = i64::try_from(task.kernel().platform.realtime() / 1_000_000_000).unwrap_or(i64::MAX);
+    let now = seconds(&*task.kernel().platform);
     let owner = &ipc.owner.user_ns;
     f(&ipc, &Actor { credentials: &credentials, owner, pid: task.group().pid().global(), now })
 }
@@ -48,10 +48,7 @@ fn pair(low: u32, high: u32) -> u64 {
 
 /// A process as the caller's PID namespace numbers it.
 pub(super) fn number(task: &Task, global: i32) -> u32 {
-    let root = &task.kernel().root_pid_ns;
-    let own = task.pid_namespace();
-    let shown = if Arc::ptr_eq(root, own) { global } else { root.pid(global).map_or(0, |p| p.number_in(own)) };
-    shown.cast_unsigned()
+    task.kernel().root_pid_ns.number_for(global, task.pid_namespace()).cast_unsigned()
 }
 
 /// struct ipc64_perm.

@@ -191,6 +191,12 @@ impl PidNamespace {
         }
     }
 
+    /// What `reader` calls the process `n` of this namespace: 0 where it cannot see it. A number that names nobody any more is shown to
+    /// this namespace itself as it was.
+    pub fn number_for(self: &Arc<Self>, n: i32, reader: &Arc<PidNamespace>) -> i32 {
+        if Arc::ptr_eq(self, reader) { n } else { self.pid(n).map_or(0, |p| p.number_in(reader)) }
+    }
+
     /// The identity behind a number.
     pub fn pid(&self, n: i32) -> Option<Arc<Pid>> {
         self.inner.lock().pids.get(&n).cloned()

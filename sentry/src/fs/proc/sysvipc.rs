@@ -21,12 +21,7 @@ fn namespace(cx: &Cx) -> Result<Arc<IpcNamespace>> {
 /// A process as the reader numbers it.
 fn number(cx: &Cx, global: i32) -> i32 {
     let root = &cx.kernel().root_pid_ns;
-    match &cx.reader {
-        Some(r) if !Arc::ptr_eq(root, &r.pid_namespace) => {
-            root.pid(global).map_or(0, |p| p.number_in(&r.pid_namespace))
-        }
-        _ => global,
-    }
+    cx.reader.as_ref().map_or(global, |r| root.number_for(global, &r.pid_namespace))
 }
 
 fn ids(cx: &Cx, uid: u32, gid: u32, cuid: u32, cgid: u32) -> String {
