@@ -1,44 +1,19 @@
 //! System calls that the entry answers by itself: results, registers, counts, and kicks at every moment. Passes with a plain message where
 //! there is no KVM.
+mod calls;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use iced_x86::code_asm::{CodeAssembler, eax, ptr, r11, r12, r13, r14, r15, rax, rbx, rcx};
+use iced_x86::code_asm::CodeAssembler;
 use sentry::platform::{Exit, Platform, Pte, PteFlags, UserContext};
 use vmm::kvm::PlatformError;
 use vmm::platform::{Config, KvmPlatform, Service};
 
 const CODE: u64 = 0x40_0000;
 const STACK: u64 = 0x60_0000;
-/// CF PF AF ZF SF OF, and what is always set in ring 3.
-const FLAGS: u64 = 0xad7;
 const CALL: u16 = 39;
 const ROUNDS: u64 = 20_000;
-
-/// Calls in a loop; RBX sums the results, R14 collects what is wrong with RCX, R11 or the flags.
-fn calling(a: &mut CodeAssembler) -> Result<(), iced_x86::IcedError> {
-    let (mut again, mut after) = (a.create_label(), a.create_label());
-    a.set_label(&mut again)?;
-    a.push(FLAGS as i32)?;
-    a.popfq()?;
-    a.mov(eax, u32::from(CALL))?;
-    a.syscall()?;
-    a.set_label(&mut after)?;
-    a.pushfq()?;
-    a.pop(r13)?;
-    a.lea(r12, ptr(after))?;
-    a.xor(r12, rcx)?;
-    a.or(r14, r12)?;
-    a.mov(r12, r11)?;
-    a.xor(r12, FLAGS as i32)?;
-    a.or(r14, r12)?;
-    a.xor(r13, FLAGS as i32)?;
-    a.or(r14, r13)?;
-    a.add(rbx, rax)?;
-    a.dec(r15)?;
-    a.jnz(again)?;
-    a.ud2()
-}
 
 #[test]
 fn answers_come_once_and_keep_every_register() {
@@ -51,7 +26,7 @@ fn answers_come_once_and_keep_every_register() {
         Err(e) => panic!("{e}"),
     };
     let mut a = CodeAssembler::new(64).unwrap();
-    calling(&mut a).unwrap();
+    calls::calling(&mut a, u32::from(CALL)).unwrap();
     let space = p.new_space().unwrap();
     let m = p.memory();
     let (text, stack) = (m.alloc().unwrap(), m.alloc().unwrap());

@@ -1,21 +1,19 @@
 //! System calls served by an idle worker while their program stays in the guest: registers, results, kicks, and programs that write the
 //! request page themselves. Passes with a plain message where there is no KVM.
+mod calls;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use guest_abi::layout::REQUEST_PAGE;
-use iced_x86::code_asm::{
-    CodeAssembler, dword_ptr, eax, ptr, qword_ptr, r11, r12, r13, r14, r15, rax, rbx, rcx, rdi, rsi,
-};
+use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, qword_ptr, rbx, rdi, rsi};
 use sentry::platform::{Exit, GuestSpace, Platform, Pte, PteFlags, RequestedCalls, Served, UserContext};
 use vmm::kvm::PlatformError;
 use vmm::platform::{Config, KvmPlatform, Service};
 
 const CODE: u64 = 0x40_0000;
 const STACK: u64 = 0x60_0000;
-/// CF PF AF ZF SF OF, and what is always set in ring 3.
-const FLAGS: u64 = 0xad7;
 const CALL: u64 = 500;
 const ROUNDS: u64 = 500;
 
@@ -96,31 +94,6 @@ fn beside_an_idle_worker(p: &Arc<KvmPlatform>, body: impl FnOnce() + Send) {
     });
 }
 
-/// Calls in a loop; RBX sums the results, R14 collects what is wrong with RCX, R11 or the flags.
-fn calling(a: &mut CodeAssembler) -> Result<(), iced_x86::IcedError> {
-    let (mut again, mut after) = (a.create_label(), a.create_label());
-    a.set_label(&mut again)?;
-    a.push(FLAGS as i32)?;
-    a.popfq()?;
-    a.mov(eax, CALL as u32)?;
-    a.syscall()?;
-    a.set_label(&mut after)?;
-    a.pushfq()?;
-    a.pop(r13)?;
-    a.lea(r12, ptr(after))?;
-    a.xor(r12, rcx)?;
-    a.or(r14, r12)?;
-    a.mov(r12, r11)?;
-    a.xor(r12, FLAGS as i32)?;
-    a.or(r14, r12)?;
-    a.xor(r13, FLAGS as i32)?;
-    a.or(r14, r13)?;
-    a.add(rbx, rax)?;
-    a.dec(r15)?;
-    a.jnz(again)?;
-    a.ud2()
-}
-
 fn keeps_registers(hold: u64) {
     let Some(p) = machine() else { return };
     let calls = Arc::new(Calls {
@@ -131,7 +104,7 @@ fn keeps_registers(hold: u64) {
         hold,
     });
     p.serve_requests(calls.clone());
-    let space = space(&p, calling);
+    let space = space(&p, |a| calls::calling(a, CALL as u32));
     let begin = Instant::now();
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
